@@ -1,0 +1,49 @@
+# Two commands do everything: `make run` and `make test`. Both set up their own .venv first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: run test install lint types unit bench evidence clean help
+
+help:            ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing tacit into $(VENV) (once; the first time takes a minute or two) ..."
+	@$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@echo "Installing what the tests need ..."
+	@$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/.core   ## make .venv and install tacit into it
+	@echo "Done. Try: $(BIN)/tacit --help"
+
+run: $(VENV)/.core       ## the main job: a semi-supervised method between its lower and upper bound
+	@$(BIN)/tacit demo --out runs/demo
+
+test: lint types unit    ## lint, types, doctests and tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+bench: $(VENV)/.dev      ## speed as ratios against a reference in the same run
+	$(BIN)/python -m benchmarks
+
+evidence: $(VENV)/.core  ## slower evidence: real data, several seeds
+	$(BIN)/python -m benchmarks.evidence
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
