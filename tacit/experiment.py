@@ -1,8 +1,15 @@
 """An experiment: what is written in TOML, checked before any work, and saved resolved with every run."""
 
-from typing import Annotated, Literal
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import tomli_w
+import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from tacit.errors import TacitError, nearest
 
 Placement = Literal["server", "clients", "some-clients"]
 Partition = Literal["iid", "dirichlet", "dirichlet-client", "shards", "quantity"]
@@ -34,3 +41,346 @@ class Data(Section):
     rgb: bool = Field(False, description="turn grey images into three equal channels")
     skip_unreadable: bool = Field(False, description="own folders: go on without unreadable files")
     split: str = Field("", description="a saved split to use instead of drawing one")
+
+    @model_validator(mode="after")
+    def _labeled_clients_exist(self) -> "Data":
+        if self.placement == "some-clients" and self.labeled_clients > self.clients:
+            raise ValueError(
+                f"labeled_clients is {self.labeled_clients}, but there are only {self.clients} clients; write "
+                f"labeled_clients = {self.clients} or fewer, or raise clients"
+            )
+        return self
+
+
+class Net(Section):
+    """The model that is trained."""
+
+    name: str = Field("cnn", description="cnn, resnet18, wrn-28-2 (any depth and width), vit-tiny")
+    norm: Literal["bn", "gn"] = Field("gn", description="batch or group norm")
+    bn: Literal["average", "static", "batch"] = Field(
+        "average", description="what becomes of BN's statistics"
+    )
+    stem: Literal["imagenet", "cifar"] = Field("imagenet", description="resnet18: 7x7/2 and max-pool, or 3x3")
+    activation: Literal["relu", "leaky"] = Field("relu", description="wrn: leaky as in SSL suites")
+
+
+class Train(Section):
+    """How a side trains. Methods may add rates of their own."""
+
+    batch: Annotated[int, Field(ge=1, description="images a step")] = 64
+    lr: Annotated[float, Field(gt=0, description="learning rate")] = 0.03
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    epochs: Annotated[int, Field(ge=1, description="local epochs a round")] = 1
+    server_epochs: Annotated[int, Field(ge=0, description="on the server's labels (0: as epochs)")] = 0
+    clip: Annotated[float, Field(ge=0, description="largest norm of a gradient (0: no limit)")] = 5.0
+    schedule: Literal["constant", "cosine"] = Field("constant", description="of the rate over the rounds")
+
+
+class ViewChoice(Section):
+    """What is done to an image before the net sees it."""
+
+    weak: Literal["crop", "resize-crop", "none"] = Field("crop", description="the light augmentation")
+    strong: Literal["fixmatch", "ssl", "semifl-legacy"] = Field(
+        "fixmatch", description="the heavy one's pool"
+    )
+    flip: Literal["auto", "yes", "no"] = Field("auto", description="mirror images (auto: not for digits)")
+
+
+class Participation(Section):
+    """Who takes part in a round."""
+
+    fraction: Annotated[float, Field(gt=0, le=1, description="share of the clients in a round")] = 1.0
+    number: Annotated[int, Field(ge=0, description="instead: so many clients (0: by fraction)")] = 0
+    quorum: Annotated[int, Field(ge=1, description="fewer usable replies leave the model as it was")] = 1
+
+    def count(self, clients: int) -> int:
+        """How many of so many clients are asked.
+
+        >>> Participation(fraction=0.1).count(25), Participation(number=40).count(25)
+        (3, 25)
+        """
+        if self.number:
+            return min(self.number, clients)
+        return min(clients, max(1, -int(-self.fraction * clients // 1)))
+
+
+class Faults(Section):
+    """What goes wrong on purpose, seeded like everything else."""
+
+    dropout: Annotated[float, Field(ge=0, lt=1, description="chance that a client never gets the task")] = 0.0
+    straggler: Annotated[float, Field(ge=0, lt=1, description="chance that a reply comes too late")] = 0.0
+
+
+class Backend(Section):
+    """Where clients run. It never changes the numbers."""
+
+    name: Literal["local", "pool"] = Field("pool", description="in this process, or in several")
+    workers: Annotated[int, Field(ge=0, description="processes of the pool (0: one a core)")] = 0
+
+
+class Paper(Section):
+    """A published number beside ours, for recipes: accuracy and AUC in per cent, and where they stand."""
+
+    accuracy: float | None = None
+    auc: float | None = None
+    source: str = ""
+
+
+class Experiment(Section):
+    """Everything that decides the outcome of a run."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: Annotated[int, Field(ge=1, description="rounds of the main stage")] = 20
+    reporting: Literal["best", "last", "last-10"] = Field(
+        "last", description="which rounds the result is made of"
+    )
+    evaluate_every: Annotated[
+        int, Field(ge=1, description="evaluate each so many rounds, and at the end")
+    ] = 1
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    title: str = Field("", description="a line for people")
+    data: Data = Data()
+    net: Net = Net()
+    train: Train = Train()
+    views: ViewChoice = ViewChoice()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg", "preset": "paper"})
+    participation: Participation = Participation()
+    faults: Faults = Faults()
+    backend: Backend = Backend()
+    paper: Paper = Paper()
+
+    def build_method(self) -> Any:
+        """The method object with its options."""
+        from tacit.method import find_method
+
+        options = {key: value for key, value in self.method.items() if key not in ("name", "preset")}
+        return TypeAdapter(find_method(self.method["name"])).validate_python(options)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.to_dict())
+
+
+# Does not change the outcome, so a run may be resumed with another value.
+FREE_ON_RESUME = ("backend.name", "backend.workers", "title")
+
+SMOKE: dict[str, Any] = {  # what the preset `smoke` of every method shares: seconds on the embedded digits
+    "rounds": 2,
+    "data.name": "digits",
+    "data.clients": 4,
+    "data.alpha": 1.0,
+    "data.labels": 100,
+    "net.name": "cnn",
+    "net.norm": "gn",
+    "train.epochs": 1,
+    "train.batch": 32,
+    "backend.name": "local",
+}
+
+
+def resolve(*layers: Mapping[str, Any]) -> Experiment:
+    """The experiment that layers of settings describe, later ones before earlier ones, checked in full.
+
+    Below them lie the preset of the method and the defaults. Keys may be nested or dotted.
+
+    >>> resolve({"method": {"name": "fedavg"}}, {"train.lr": 0.1, "data.clients": 5}).train.lr
+    0.1
+    """
+    from tacit.method import find_method
+
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given.update(flatten(layer))
+    method = find_method(str(given.get("method.name", "fedavg")))
+    preset = given.get("method.preset", "paper")
+    if preset not in method.presets:
+        known = ", ".join(method.presets)
+        hint = nearest(str(preset), method.presets)
+        raise TacitError(f"{method.__name__} has no preset '{preset}'.{hint} It has: {known}.")
+    below: dict[str, Any] = {"method.name": "fedavg", "method.preset": preset}
+    for name in dict.fromkeys(("paper", preset)):
+        if name == "smoke":
+            below.update(SMOKE)
+        below.update(
+            {
+                k if "." in k or k in Experiment.model_fields else f"method.{k}": v
+                for k, v in method.presets.get(name, {}).items()
+            }
+        )
+    merged = nest({**below, **given})
+    options = {k: v for k, v in merged["method"].items() if k not in ("name", "preset")}
+    try:
+        experiment = Experiment.model_validate(merged)
+        chosen = _validated_options(method, options)
+    except ValidationError as error:
+        raise TacitError(explain(error)) from None
+    if experiment.data.placement not in method.placements:
+        places = " or ".join(f'"{place}"' for place in method.placements)
+        raise TacitError(
+            f"The method '{merged['method']['name']}' does not work with labels at data.placement = "
+            f'"{experiment.data.placement}". It needs {places}: write data.placement = {places}, or choose '
+            f"another method (`tacit methods` lists who works where)."
+        )
+    full = {"name": merged["method"]["name"], "preset": preset, **chosen}
+    return experiment.model_copy(update={"method": full})
+
+
+def _validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:
+    import dataclasses
+
+    known = [f.name for f in dataclasses.fields(method)]
+    for key in options:
+        if key not in known:
+            raise TacitError(
+                f"{method.__name__} has no option 'method.{key}'.{nearest(key, known)} It has: "
+                f"{', '.join(known) or 'none'}."
+            )
+    try:
+        built = TypeAdapter(method).validate_python(options)
+    except ValidationError as error:
+        raise TacitError(explain(error, prefix="method.")) from None
+    return {name: getattr(built, name) for name in known}
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables to dotted keys.
+
+    >>> flatten({"seed": 1, "data": {"name": "digits"}})
+    {'seed': 1, 'data.name': 'digits'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys to nested tables.
+
+    >>> nest({"seed": 1, "data.name": "digits"})
+    {'seed': 1, 'data': {'name': 'digits'}}
+    """
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        table = nested
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise TacitError(f"'{part}' in '{key}' is a value, not a table of settings.")
+        table[last] = value
+    return nested
+
+
+def known_keys(model: type[BaseModel] = Experiment, prefix: str = "") -> list[str]:
+    """Every key of an experiment, dotted.
+
+    >>> "train.lr" in known_keys()
+    True
+    """
+    keys = []
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys += known_keys(kind, f"{prefix}{name}.")
+        else:
+            keys.append(f"{prefix}{name}")
+    return keys
+
+
+def suggestion(key: str) -> str:
+    """The nearest known key, by its full name or by its last word.
+
+    >>> suggestion("data.alhpa"), suggestion("lr")
+    (" Did you mean 'data.alpha'?", " Did you mean 'train.lr'?")
+    """
+    last = key.split(".")[-1]
+    for known in known_keys():
+        if known.split(".")[-1] == last:
+            return f" Did you mean '{known}'?"
+    return nearest(key, known_keys())
+
+
+def explain(error: ValidationError, prefix: str = "") -> str:
+    """A validation error in words: the key, what was given, what is expected, the nearest valid name."""
+    lines = []
+    for problem in error.errors():
+        key = prefix + ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"There is no setting '{key}'.{suggestion(key)}")
+        elif problem["type"] == "literal_error":
+            expected = problem["ctx"]["expected"].replace(" or ", ", ")
+            choices = [choice.strip().strip("'") for choice in expected.split(",")]
+            hint = nearest(str(problem["input"]), choices)
+            lines.append(
+                f"{key} = {problem['input']!r} is not a choice.{hint} Write one of: {', '.join(choices)}."
+            )
+        elif problem["type"] == "value_error":
+            lines.append(f"[{key}] {problem['msg'].removeprefix('Value error, ')}.")
+        else:
+            message = problem["msg"][0].lower() + problem["msg"][1:]
+            lines.append(f"{key} = {problem['input']!r}: {message}.")
+    return "\n".join(lines)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a file, or an error that names the file and the line."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise TacitError(f"There is no experiment file {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TacitError(f"{path} is not valid TOML: {error}.") from None
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value` from the command line; the value as TOML would read it, else a text.
+
+    >>> parse_setting("train.lr=.1"), parse_setting("data.name=digits"), parse_setting("train.nesterov=true")
+    (('train.lr', 0.1), ('data.name', 'digits'), ('train.nesterov', True))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise TacitError(f"--set takes key=value, for example --set train.lr=0.1; got '{text}'.")
+    value = value.strip()
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        try:
+            return key.strip(), float(value)
+        except ValueError:
+            return key.strip(), value
+
+
+def differences(old: Experiment, new: Experiment) -> list[str]:
+    """The settings in which two experiments differ, those aside that do not change the outcome."""
+    before, after = flatten(old.to_dict()), flatten(new.to_dict())
+    keys: Iterable[str] = dict.fromkeys([*before, *after])
+    return [
+        f"{key}: {before.get(key, 'not set')!r} in the run, {after.get(key, 'not set')!r} now"
+        for key in keys
+        if key not in FREE_ON_RESUME and before.get(key) != after.get(key)
+    ]
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of an experiment; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        mps = torch.backends.mps.is_available()
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise TacitError(
+            f"device = '{name}' is not a device. Write auto, cpu, cuda, cuda:1 or mps."
+        ) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise TacitError("device = 'cuda', but no CUDA device is here. Write device = 'auto' or 'cpu'.")
+    return device

@@ -1,0 +1,95 @@
+"""What the engine asks of a backend, and what runs one client in every one of them."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tacit.data.federation import Federation
+from tacit.evaluate import PREDICT_BATCH, audit
+from tacit.kept import Kept
+from tacit.method import Reply, Stage, Task
+from tacit.payload import Weights
+from tacit.pieces.train import predict
+from tacit.sides import Client, Moment, Setup, Workbench
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A client's reply (what it keeps is already on its disk) and what only a simulation knows about it."""
+
+    reply: Reply
+    audit: dict[str, list[float]] | None
+    seconds: float
+
+
+class Backend(Protocol):
+    """Runs clients. Outcomes come in the order of the tasks, whoever was ready first."""
+
+    def run(
+        self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]
+    ) -> list[Outcome]: ...
+
+    def predict_test(self, weights: Weights) -> Tensor: ...
+
+    def close(self) -> None: ...
+
+
+def waves(tasks: Sequence[Task]) -> Iterator[list[tuple[int, Task]]]:
+    """Tasks with their places, in waves in which no client occurs twice: a client never has two at once.
+
+    >>> [[place for place, _ in wave] for wave in waves([Task(0, {}), Task(1, {}), Task(0, {}, group=1)])]
+    [[0, 1], [2]]
+    """
+    left = list(enumerate(tasks))
+    while left:
+        busy: set[int] = set()
+        wave, later = [], []
+        for place, task in left:
+            (later if task.client in busy else wave).append((place, task))
+            busy.add(task.client)
+        yield wave
+        left = later
+
+
+class Worker:
+    """One process's share of the work: it has the data, the clients' disks and a few nets, and runs one client at a time."""
+
+    def __init__(self, setup: Setup, federation: Federation, kept: Kept) -> None:
+        self.federation = federation
+        self.kept = kept
+        self.setup = setup
+        self.bench = Workbench(setup)
+
+    def run(self, stage: Stage, moment: Moment, wave: int, task: Task) -> Outcome:
+        started = time.perf_counter()
+        self.bench.clear()
+        shard = self.federation.client_shard(task.client)
+        me = Client(self.setup, shard, moment, task.client, task.group, self.bench)
+        kept = self.kept.read(task.client, moment.step, wave)
+        try:
+            reply = stage.method.client_train(task, kept, me)
+        except Exception as error:
+            error.add_note(f"while client {task.client} trained in round {moment.round} of stage '{moment.stage}'")
+            raise
+        self.kept.write(task.client, moment.step, wave, reply.keep)
+        counts = audit(me.labelling, self.federation.truth(task.client), me.classes)
+        reply = dataclasses.replace(reply, keep={}, client=task.client, group=task.group)
+        return Outcome(reply, counts, time.perf_counter() - started)
+
+    def predict_test(self, weights: Weights, part: slice) -> Tensor:
+        """The probabilities of some of the test images."""
+        self.bench.clear()
+        images = self.federation.test().images[part]
+        return predict(self.bench.take(weights), images, self.setup.views.plain, PREDICT_BATCH).cpu()
+
+
+def one_thread() -> int:
+    """Set one intra-op thread, because the number of threads changes float sums; returns what it was."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    return before

@@ -1,0 +1,146 @@
+"""Clients on several processes of this machine, one thread each. The number of processes changes nothing but the time."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from tacit import payload
+from tacit.backends.base import Outcome, Worker, one_thread, waves
+from tacit.data.federation import Federation, load_dataset, make_setup
+from tacit.data.split import load_split
+from tacit.errors import TacitError
+from tacit.evaluate import PREDICT_BATCH
+from tacit.experiment import Experiment
+from tacit.kept import Kept
+from tacit.method import Reply, Stage, Task
+from tacit.payload import Weights
+from tacit.sides import Moment
+
+T = TypeVar("T")
+
+_worker: Worker
+_stages: dict[str, Stage]
+
+
+def _context() -> BaseContext:
+    """Workers are forked from a small server that has imported torch once and started nothing else."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tacit.backends.pool", "tacit.engine"])
+    return context
+
+
+def _start(settings: dict[str, object], split: Path, kept: Path) -> None:
+    """In a new process: load the data (memory-mapped, so shared) and the saved split."""
+    global _worker, _stages
+    from tacit.engine import stages_of
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine; it ends its workers itself
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    one_thread()
+    experiment = Experiment.model_validate(settings)
+    dataset, saved = load_dataset(experiment.data, fetch=False), load_split(split)
+    setup = make_setup(experiment, dataset, saved)
+    if setup.device.type == "cuda":
+        spread = multiprocessing.current_process()._identity[0] % torch.cuda.device_count()
+        setup = replace(setup, device=torch.device("cuda", spread))
+    _worker = Worker(setup, Federation(dataset, saved, setup.device), Kept(kept))
+    _stages = {stage.name: stage for stage in stages_of(experiment)}
+
+
+def _end_with_parent() -> None:
+    """A worker whose engine was killed must not live on."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _run(moment: Moment, wave: int, client: int, group: int, send: bytes) -> tuple[bytes, Outcome]:
+    task = Task(client, payload.from_bytes(send), group)
+    outcome = _worker.run(_stages[moment.stage], moment, wave, task)
+    bare = replace(outcome, reply=replace(outcome.reply, send={}))
+    return payload.to_bytes(outcome.reply.send), bare
+
+
+def _predict(send: bytes, start: int, end: int) -> Tensor:
+    weights = payload.weights_in(payload.from_bytes(send), "model")
+    return _worker.predict_test(weights, slice(start, end))
+
+
+class PoolBackend:
+    """Starts its processes once and keeps them for the whole run."""
+
+    def __init__(self, experiment: Experiment, federation: Federation, split: Path, kept: Path, workers: int) -> None:
+        self.federation = federation
+        self.workers = workers
+        self.seconds: dict[int, float] = {}  # how long each client took last time: the longest start first
+        self.executor = ProcessPoolExecutor(
+            workers,
+            mp_context=_context(),
+            initializer=_start,
+            initargs=(experiment.to_dict(), split, kept),
+        )
+
+    def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for number, wave in enumerate(waves(tasks)):
+            futures: dict[Future[tuple[bytes, Outcome]], int] = {}
+            encoded: dict[object, bytes] = {}  # what many clients are sent alike is encoded once
+            for place, task in sorted(wave, key=lambda pair: -self._expected(pair[1].client)):
+                same = tuple((name, id(value)) for name, value in task.send.items())
+                if same not in encoded:
+                    encoded[same] = payload.to_bytes(task.send)
+                future = self.executor.submit(_run, moment, number, task.client, task.group, encoded[same])
+                futures[future] = place
+            waiting = set(futures)
+            while waiting:
+                ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in ready:
+                    send, bare = self._result(future)
+                    reply: Reply = replace(bare.reply, send=payload.from_bytes(send))
+                    outcomes[futures[future]] = replace(bare, reply=reply)
+                    self.seconds[reply.client] = bare.seconds
+                    done(len(outcomes))
+        return [outcomes[place] for place in range(len(tasks))]
+
+    def predict_test(self, weights: Weights) -> Tensor:
+        count = len(self.federation.split.test)
+        send = payload.to_bytes({"model": weights})
+        step = max(PREDICT_BATCH, -(-count // (self.workers * PREDICT_BATCH)) * PREDICT_BATCH)
+        parts = [self.executor.submit(_predict, send, start, start + step) for start in range(0, count, step)]
+        return torch.cat([self._result(part) for part in parts])
+
+    def _expected(self, client: int) -> float:
+        return self.seconds.get(client, float(self.federation.client_size(client)))
+
+    def _result(self, future: "Future[T]") -> T:
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            raise TacitError(
+                "A worker process died (out of memory, or killed). What was finished is saved: go on with --resume, "
+                "with fewer workers if memory is short (--set backend.workers=1)."
+            ) from None
+
+    def close(self) -> None:
+        for process in list((self.executor._processes or {}).values()):
+            process.kill()  # nothing is lost: what matters is on disk already
+        self.executor.shutdown(wait=True, cancel_futures=True)
+
+
+def default_workers() -> int:
+    """One a core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,5 @@
+"""The command `tacit`."""
+
+from tacit.cli.app import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,166 @@
+"""The commands that run things: run, resume, demo; and those that tell: methods, recipes, split."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import tacit
+from tacit.errors import TacitError
+
+app = typer.Typer(
+    name="tacit",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="Federated semi-supervised learning: many parties hold images, few hold labels, nobody hands data over.",
+    epilog="Start with `tacit demo`, then `tacit methods`, `tacit recipes` and `tacit run RECIPE --dry-run`.",
+)
+
+Recipe = Annotated[str, typer.Argument(help="a recipe (`tacit recipes`), a TOML file, or a run folder to repeat")]
+Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="change one setting; repeat")]
+
+
+def console(error: bool = False) -> Console:
+    return Console(stderr=error, soft_wrap=True)
+
+
+def layers(recipe: str, settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a recipe and those of the command line above them."""
+    from tacit.experiment import parse_setting
+    from tacit.recipes import load_recipe
+
+    return (load_recipe(recipe) if recipe else {}), dict(parse_setting(text) for text in settings or [])
+
+
+@app.command(epilog="Example: `tacit run demo --set method.threshold=0.95 --out runs/mine`")
+def run(
+    recipe: Recipe = "",
+    set_: Set = None,
+    out: Annotated[Path | None, typer.Option(help="folder of the run (default: runs/NAME-seedN)")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on if a run is there, else start")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be done, and do nothing")] = False,
+) -> None:
+    """Run an experiment."""
+    from tacit.experiment import resolve
+    from tacit.record import default_out
+
+    experiment = resolve(*layers(recipe, set_))
+    if dry_run:
+        from tacit.cli.preview import preview
+
+        preview(experiment, console())
+        return
+    folder = out or default_out(recipe or str(experiment.method["name"]), experiment.seed)
+    run_and_show(experiment, folder, resume, again=command_again(recipe, set_, folder))
+
+
+def command_again(recipe: str, settings: list[str] | None, folder: Path) -> str:
+    sets = "".join(f" --set {text}" for text in settings or [])
+    return f"tacit run {recipe}{sets} --out {folder} --resume".replace("  ", " ")
+
+
+def run_and_show(experiment: Any, folder: Path, resume: bool, again: str, label: str = "") -> Any:
+    """Run with progress; Ctrl-C says how to go on and exits with 130."""
+    from tacit.cli.progress import watcher_for
+    from tacit.engine import run_experiment
+
+    screen = console()
+    watcher = watcher_for(screen, label)
+    try:
+        finished = run_experiment(experiment, folder, resume=resume, watcher=watcher)
+    except KeyboardInterrupt:
+        watcher.close()
+        screen.print(f"\nStopped. All finished rounds are saved in {folder}. To go on:\n  {again}", highlight=False)
+        raise typer.Exit(130) from None
+    finally:
+        watcher.close()
+    if not label:
+        summary = finished.summary
+        if summary["accuracy"] is not None:
+            screen.print(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
+        screen.print(f"Written to {folder}", highlight=False)
+    return finished
+
+
+@app.command()
+def resume(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
+    """Go on with a run that was stopped, with its own settings."""
+    from tacit.record import Run
+
+    run_and_show(Run(folder).experiment, folder, resume=True, again=f"tacit resume {folder}")
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="where the runs go")] = Path("runs/demo")) -> None:
+    """A semi-supervised method between its lower and its upper bound, on real data, in a few minutes."""
+    from tacit.cli.demo import run_demo
+
+    run_demo(out, console())
+
+
+@app.command()
+def methods(
+    name: Annotated[str, typer.Argument(help="tell all about one method")] = "",
+    set_: Set = None,
+) -> None:
+    """What there is: placements, options with defaults, what travels and what stays."""
+    from tacit.cli.tell import tell_method, tell_methods
+    from tacit.experiment import parse_setting
+
+    if name:
+        tell_method(name, dict(parse_setting(text) for text in set_ or []), console())
+    else:
+        tell_methods(console())
+
+
+@app.command()
+def recipes() -> None:
+    """The experiments that come with tacit."""
+    from tacit.cli.tell import tell_recipes
+
+    tell_recipes(console())
+
+
+@app.command()
+def split(
+    recipe: Recipe = "",
+    set_: Set = None,
+    out: Annotated[Path | None, typer.Option(help="draw it into this PNG (and save it as .npz beside)")] = None,
+) -> None:
+    """Show who would hold what: clients × classes, labelled and unlabelled."""
+    from tacit.cli.split import show_split
+    from tacit.engine import prepare
+    from tacit.experiment import resolve
+
+    plan = prepare(resolve(*layers(recipe, set_)))
+    show_split(plan.split, plan.dataset, out, console())
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tacit {tacit.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="and exit")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The entry point: an error that the user can mend is shown as a sentence, not as a traceback."""
+    from tacit.cli.data import app as data
+
+    app.add_typer(data, name="data", help="Get and check data sets.")
+    try:
+        app()
+    except TacitError as error:
+        console(error=True).print(f"[bold red]Error:[/] {str(error).replace('[', chr(92) + '[')}", highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

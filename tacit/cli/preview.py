@@ -1,0 +1,82 @@
+"""`--dry-run`: everything that is known before the first round, and nothing else."""
+
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tacit.backends.pool import default_workers
+from tacit.cli.split import show_split
+from tacit.cli.tell import kind_bytes
+from tacit.engine import Plan, prepare
+from tacit.experiment import Experiment
+from tacit.pieces.train import descend, predict, sgd
+from tacit.units import clock, size_text
+
+
+def preview(experiment: Experiment, screen: Console) -> None:
+    plan = prepare(experiment)
+    screen.print("[bold]The experiment, resolved[/]")
+    screen.print(experiment.to_toml(), markup=False, highlight=False)
+    show_split(plan.split, plan.dataset, None, screen)
+
+    net = plan.setup.build()
+    weights = sum(t.numel() * t.element_size() for t in net.state_dict().values())
+    screen.print(f"Parameters: {sum(p.numel() for p in net.parameters()):,} ({size_text(weights)} with buffers)")
+
+    seconds = seconds_per_image(plan)
+    table = Table("stage", "rounds", "clients a round", "down", "up", "time (rough)", title="What it would cost")
+    total = 0.0
+    for stage in plan.stages:
+        method = stage.method
+        asked = plan.setup.participation.count(plan.setup.clients)
+        sizes = [
+            [kind_bytes(kind, weights, len(plan.setup.classes)) for kind in kinds.values()]
+            for kinds in (method.server_sends, method.client_sends)
+        ]
+        down, up = (asked * sum(size or 0 for size in one) for one in sizes)
+        time_needed = stage.rounds * round_seconds(plan, asked, *seconds)
+        total += time_needed
+        rounds, cost = str(stage.rounds), clock(time_needed)
+        table.add_row(stage.name, rounds, f"≤ {asked}", f"{size_text(down)}/round", f"{size_text(up)}/round", cost)
+    screen.print(table)
+    screen.print(f"Roughly {clock(total)} in all on this machine. Nothing was run or written.")
+
+
+def seconds_per_image(plan: Plan) -> tuple[float, float]:
+    """(training, inference) of this net here and now, from a few batches of noise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    setup = plan.setup
+    generator = torch.Generator().manual_seed(0)
+    net = setup.build(generator)
+    shape = (setup.train.batch, setup.channels, setup.size, setup.size)
+    images = torch.rand(shape, generator=generator).to(setup.device)
+    optimizer = sgd(net, lr=1e-4)
+    labels = torch.zeros(len(images), dtype=torch.int64, device=setup.device)
+
+    def train() -> None:
+        descend(net, optimizer, torch.nn.functional.cross_entropy(net(images), labels))
+
+    times = []
+    for work in (train, lambda: predict(net, images, lambda x: x)):
+        work()
+        started = time.perf_counter()
+        for _ in range(3):
+            work()
+        times.append((time.perf_counter() - started) / 3 / len(images))
+    torch.set_num_threads(before)
+    return times[0], times[1]
+
+
+def round_seconds(plan: Plan, asked: int, training: float, inference: float) -> float:
+    """Every image of the asked clients trained on, labelled once, and the test set predicted."""
+    settings = plan.experiment.backend
+    workers = (settings.workers or default_workers()) if settings.name == "pool" else 1
+    train = plan.setup.train
+    held = sum(len(part.labeled) + len(part.unlabeled) for part in plan.split.clients) / max(plan.setup.clients, 1)
+    clients = asked * held * (train.epochs * training + inference)
+    server = len(plan.split.server) * (train.server_epochs or train.epochs) * training
+    tests = len(plan.split.test) * inference / plan.experiment.evaluate_every
+    return (clients + tests) / workers + server

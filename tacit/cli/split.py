@@ -1,0 +1,148 @@
+"""`tacit split`: who would hold what, as a table on the screen and as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tacit.data.dataset import Dataset
+from tacit.data.draw import draw_split
+from tacit.data.split import Split, class_table, load_split, title, warnings
+from tacit.errors import TacitError
+
+MOST_ROWS = 40  # more clients, or more classes, are summarised
+
+
+def show_split(split: Split, dataset: Dataset, out: Path | None, console: Console) -> None:
+    """Print parties × classes and what to beware of; with `out`, draw the PNG and save the split beside it."""
+    picture, saved = (None, None) if out is None else _targets(out)
+    labeled, unlabeled = class_table(split, np.asarray(dataset.train_labels), len(dataset.classes))
+    console.print(f"[bold]{escape(title(split))}[/]", highlight=False)
+    if len(split.clients) > MOST_ROWS:
+        console.print(_by_class(split, dataset, labeled, unlabeled))
+        console.print(_sizes(split, labeled, unlabeled))
+    else:
+        table = _parties_by_classes(split, dataset, labeled, unlabeled)
+        fits = console.measure(table).minimum <= console.width and len(dataset.classes) <= MOST_ROWS
+        console.print(table if fits else _parties(split, dataset, labeled, unlabeled))
+    tested = len(split.test)
+    console.print(f"Tested on {tested:,} of {len(dataset.test_labels):,} test images.", highlight=False)
+    for warning in warnings(split, dataset):
+        console.print(f"[yellow]Note:[/] {escape(warning)}", highlight=False)
+    if picture is not None and saved is not None:
+        draw_split(split, dataset, picture)
+        split.save(saved)
+        console.print(f"Drawn in {picture}, saved as {saved} (use it with data.split).", markup=False)
+
+
+def _targets(out: Path) -> tuple[Path, Path]:
+    """The picture's and the split's file; never writes over an .npz that is something else."""
+    if out.suffix not in ("", ".png", ".npz"):
+        raise TacitError(f"--out {out}: the picture is a PNG file. Write --out {out.with_suffix('.png')}.")
+    picture, saved = out.with_suffix(".png"), out.with_suffix(".npz")
+    if saved.exists():
+        try:
+            load_split(saved)
+        except TacitError as error:
+            raise TacitError(
+                f"{saved} exists and is not a split, so nothing was written. Choose another --out."
+            ) from error
+    return picture, saved
+
+
+def _cell(labeled: int, unlabeled: int) -> str:
+    """Labelled in bold, then unlabelled; what is not there is not shown.
+
+    >>> _cell(5, 0), _cell(0, 40), _cell(5, 40), _cell(0, 0)
+    ('[bold orange3]5*[/]', '40', '[bold orange3]5*[/]/40', '·')
+    """
+    texts = [f"[bold orange3]{labeled}*[/]"] if labeled else []
+    texts += [str(unlabeled)] if unlabeled else []
+    return "/".join(texts) or "·"
+
+
+def _party_names(split: Split) -> list[str]:
+    return ["server", *(f"client {number}" for number in range(len(split.clients)))]
+
+
+def _totals(split: Split) -> list[tuple[int, int]]:
+    """Labelled and unlabelled images of each party; unlike the class table, with unknown labels."""
+    return [(len(split.server), 0), *((len(part.labeled), len(part.unlabeled)) for part in split.clients)]
+
+
+def _parties_by_classes(split: Split, dataset: Dataset, labeled: np.ndarray, unlabeled: np.ndarray) -> Table:
+    table = Table(box=SIMPLE_HEAD, caption="* labelled; the others unlabelled", caption_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in dataset.classes:
+        table.add_column(escape(name), justify="right", no_wrap=False, overflow="fold")
+    table.add_column("in all", justify="right", no_wrap=True)
+    for row, (party, total) in enumerate(zip(_party_names(split), _totals(split), strict=True)):
+        if row == 0 and not total[0]:
+            continue  # the server holds nothing
+        cells = [_cell(int(a), int(b)) for a, b in zip(labeled[row], unlabeled[row], strict=True)]
+        table.add_row(party, *cells, _cell(*total))
+    sums = zip(labeled.sum(axis=0), unlabeled.sum(axis=0), strict=True)
+    everything = _cell(sum(a for a, _ in _totals(split)), sum(b for _, b in _totals(split)))
+    table.add_section()
+    table.add_row("all", *(_cell(int(a), int(b)) for a, b in sums), everything)
+    return table
+
+
+def _parties(split: Split, dataset: Dataset, labeled: np.ndarray, unlabeled: np.ndarray) -> Table:
+    """One line a party, for many classes or a narrow screen."""
+    table = Table("", "labelled", "unlabelled", "classes", "most of", box=SIMPLE_HEAD)
+    for row, (party, total) in enumerate(zip(_party_names(split), _totals(split), strict=True)):
+        if row == 0 and not total[0]:
+            continue
+        held = np.maximum(labeled[row], unlabeled[row])
+        most = [which for which in np.argsort(-held, kind="stable")[:3] if held[which]]
+        largest = ", ".join(f"{dataset.classes[which]} {held[which]}" for which in most)
+        numbers = (str(total[0]), str(total[1]), str(int((held > 0).sum())))
+        table.add_row(party, *numbers, escape(largest))
+    return table
+
+
+def _by_class(split: Split, dataset: Dataset, labeled: np.ndarray, unlabeled: np.ndarray) -> Table:
+    """One line a class, those with the fewest labels first if there are too many to show."""
+    classes = np.arange(len(dataset.classes))
+    caption = ""
+    if len(classes) > MOST_ROWS:
+        classes = np.argsort(labeled.sum(axis=0), kind="stable")[:MOST_ROWS]
+        caption = f"the {MOST_ROWS} of {len(dataset.classes)} classes with the fewest labels"
+    held = np.maximum(labeled, unlabeled)[1:]
+    table = Table(box=SIMPLE_HEAD, caption=caption or None)
+    heads = ("labelled", "unlabelled", "clients that hold it", "most at one client")
+    table.add_column("class")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for which in classes:
+        counts = (
+            labeled[:, which].sum(),
+            unlabeled[:, which].sum(),
+            (held[:, which] > 0).sum(),
+            held[:, which].max(initial=0),
+        )
+        table.add_row(escape(dataset.classes[which]), *(str(int(count)) for count in counts))
+    return table
+
+
+def _sizes(split: Split, labeled: np.ndarray, unlabeled: np.ndarray) -> Table:
+    """Least, median and most over the clients."""
+    totals = np.array(_totals(split))[1:]
+    held_classes = (np.maximum(labeled, unlabeled)[1:] > 0).sum(axis=1)
+    table = Table("of a client", box=SIMPLE_HEAD)
+    for head in ("least", "median", "most"):
+        table.add_column(head, justify="right")
+
+    def add(name: str, numbers: Sequence[int] | np.ndarray) -> None:
+        values = (np.min(numbers), np.median(numbers), np.max(numbers))
+        table.add_row(name, *(f"{float(value):g}" for value in values))
+
+    add("labelled images", totals[:, 0])
+    add("unlabelled images", totals[:, 1])
+    add("classes", held_classes)
+    return table

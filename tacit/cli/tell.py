@@ -1,0 +1,122 @@
+"""The commands that tell what there is."""
+
+import dataclasses
+import typing
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tacit.experiment import resolve
+from tacit.method import PLACEMENTS, Method, find_method, known_methods
+from tacit.recipes import known_recipes
+from tacit.units import size_text
+
+
+def first_sentence(text: str | None) -> str:
+    """Up to the first full stop, on one line.
+
+    >>> first_sentence("One thing. Another.")
+    'One thing.'
+    """
+    flat = " ".join((text or "").split())
+    return flat.partition(". ")[0].rstrip(".") + "."
+
+
+def tell_methods(screen: Console) -> None:
+    table = Table("method", "what it does", *PLACEMENTS, "sent up", title="Methods, and where labels may be")
+    for name in known_methods():
+        method = find_method(name)
+        marks = ["✓" if place in method.placements else "–" for place in PLACEMENTS]
+        table.add_row(name, first_sentence(method.__doc__), *marks, ", ".join(method.client_sends) or "–")
+    screen.print(table)
+    screen.print("`tacit methods NAME` tells options, presets, citation, and what travels in bytes.")
+
+
+def options_of(method: type[Method]) -> list[tuple[str, str, Any, str]]:
+    """(name, type, default, help) of every option, as the method file declares them."""
+    hints = typing.get_type_hints(method, include_extras=True)
+    rows = []
+    for option in dataclasses.fields(method):
+        hint = hints[option.name]
+        notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, str)]
+        kind = typing.get_args(hint)[0] if notes else hint
+        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        text = " | ".join(map(str, choices)) if choices else getattr(kind, "__name__", str(kind))
+        rows.append((option.name, text, option.default, " ".join(notes)))
+    return rows
+
+
+def tell_method(name: str, settings: dict[str, Any], screen: Console) -> None:
+    method = find_method(name)
+    screen.print(f"[bold]{name}[/]  {first_sentence(method.__doc__)}")
+    screen.print(f"[dim]{method.citation}[/]", highlight=False)
+    screen.print(f"Labels may be at: {', '.join(method.placements)}\n", highlight=False)
+
+    table = Table("option", "type", "default", "meaning", title="Options: --set method.OPTION=VALUE")
+    for option, kind, default, help_text in options_of(method):
+        table.add_row(option, kind, str(default), help_text)
+    screen.print(table if table.row_count else "It has no options.")
+
+    presets = Table("preset", "sets", title="Presets: --set method.preset=NAME")
+    for preset, values in method.presets.items():
+        presets.add_row(preset, ", ".join(f"{k}={v}" for k, v in values.items()) or "the defaults above")
+    screen.print(presets)
+
+    experiment = resolve({"data.placement": method.placements[0], "method.name": name}, settings)
+    tell_travel(method, experiment, screen)
+
+
+def tell_travel(method: type[Method], experiment: Any, screen: Console) -> None:
+    """What goes down, what goes up and what stays, in bytes for the chosen net."""
+    from tacit import nets
+    from tacit.data.federation import load_dataset
+
+    dataset = load_dataset(experiment.data)
+    net = nets.build(
+        experiment.net.name,
+        classes=len(dataset.classes),
+        channels=dataset.channels,
+        size=dataset.size,
+        norm=experiment.net.norm,
+        bn=experiment.net.bn,
+        stem=experiment.net.stem,
+    )
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
+    title = f"For one client and round, net {experiment.net.name} on {dataset.name} ({len(dataset.classes)} classes)"
+    table = Table("", "name", "what", "bytes", title=title)
+    ways = {"goes down": method.server_sends, "goes up": method.client_sends, "stays": method.client_keeps}
+    for way, things in ways.items():
+        for thing, kind in things.items():
+            table.add_row(way, thing, kind, size_text(kind_bytes(kind, weights, len(dataset.classes))))
+    screen.print(table)
+
+
+def kind_bytes(kind: str, weights: int, classes: int) -> int | None:
+    """The size of a declared thing, if its kind tells.
+
+    >>> kind_bytes("[K,K]", weights=1000, classes=10), kind_bytes("weights", 1000, 10), kind_bytes("any", 1000, 10)
+    (400, 1000, None)
+    """
+    if kind == "weights":
+        return weights
+    if kind == "number":
+        return 8
+    if kind.startswith("["):
+        size = 4
+        for part in kind.strip("[]").split(","):
+            size *= classes if part == "K" else int(part)
+        return size
+    return None
+
+
+def tell_recipes(screen: Console) -> None:
+    from tacit.experiment import read_toml
+
+    table = Table("recipe", "what", "method", "paper", title="Recipes: tacit run RECIPE")
+    for name, path in known_recipes().items():
+        settings = read_toml(path)
+        paper = settings.get("paper", {})
+        number = f"{paper['accuracy']} ({paper.get('source', '')})" if "accuracy" in paper else ""
+        table.add_row(name, settings.get("title", ""), settings.get("method", {}).get("name", ""), number)
+    screen.print(table)

@@ -1,0 +1,108 @@
+"""Who holds what: the shards of the server and of the clients, cut from one data set by a split.
+
+Method code never sees a federation. It gets one shard at a time, copied out, so that there is nothing to reach
+from it: not the other parties' images, and not the labels that its owner does not have.
+"""
+
+import dataclasses
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tacit.data.dataset import Dataset
+from tacit.data.sources import load
+from tacit.data.split import Split
+from tacit.experiment import Data, Experiment, pick_device
+from tacit.sides import Labeled, Setup, Shard
+from tacit.views import Views
+
+
+class Federation:
+    """A data set and how it is split; hands out shards."""
+
+    def __init__(self, dataset: Dataset, split: Split, device: torch.device) -> None:
+        self.dataset = dataset
+        self.split = split
+        self.device = device
+
+    def server_shard(self) -> Shard:
+        return Shard(self._labeled(self.split.server), self._images(np.zeros(0, dtype=np.int64)))
+
+    def client_shard(self, client: int) -> Shard:
+        part = self.split.clients[client]
+        return Shard(self._labeled(part.labeled), self._images(part.unlabeled))
+
+    def client_size(self, client: int) -> int:
+        part = self.split.clients[client]
+        return len(part.labeled) + len(part.unlabeled)
+
+    def test(self) -> Labeled:
+        images = torch.from_numpy(self.dataset.test_images[self.split.test])
+        labels = torch.from_numpy(self.dataset.test_labels[self.split.test])
+        return Labeled(images.to(self.device), labels)
+
+    def truth(self, client: int) -> Tensor:
+        """The auditor's door: the true labels of a client's unlabelled images (-1 where nobody knows)."""
+        return torch.from_numpy(self.dataset.train_labels[self.split.clients[client].unlabeled])
+
+    def _images(self, index: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self.dataset.train_images[index])).to(self.device)
+
+    def _labeled(self, index: np.ndarray) -> Labeled:
+        labels = torch.from_numpy(self.dataset.train_labels[index])
+        return Labeled(self._images(index), labels.to(self.device))
+
+
+def load_dataset(settings: Data, fetch: bool = True) -> Dataset:
+    """The data of an experiment, at the size and with the channels it asks for."""
+    dataset = load(
+        settings.name, fetch=fetch, skip_unreadable=settings.skip_unreadable, image_size=settings.image_size
+    )
+    return adapt(dataset, settings.image_size, settings.rgb)
+
+
+def adapt(dataset: Dataset, size: int, rgb: bool) -> Dataset:
+    """The data set resized to `size` pixels (0: as it is) and, if asked, with three channels."""
+    if rgb and dataset.channels == 1:
+        dataset = dataclasses.replace(
+            dataset,
+            train_images=dataset.train_images.repeat(3, axis=1),
+            test_images=dataset.test_images.repeat(3, axis=1),
+            mean=dataset.mean * 3,
+            std=dataset.std * 3,
+        )
+    if size and size != dataset.size:
+        dataset = dataclasses.replace(
+            dataset, train_images=_resize(dataset.train_images, size), test_images=_resize(dataset.test_images, size)
+        )
+    return dataset
+
+
+def _resize(images: np.ndarray, size: int) -> np.ndarray:
+    resized = np.empty((*images.shape[:2], size, size), dtype=np.uint8)
+    for start in range(0, len(images), 1024):
+        part = torch.from_numpy(images[start : start + 1024].copy()).float()
+        part = F.interpolate(part, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
+        resized[start : start + 1024] = part.round().clamp(0, 255).to(torch.uint8).numpy()
+    return resized
+
+
+def make_setup(experiment: Experiment, dataset: Dataset, split: Split) -> Setup:
+    """What everybody knows before the first round."""
+    views = experiment.views
+    flip = dataset.mirror if views.flip == "auto" else views.flip == "yes"
+    return Setup(
+        seed=experiment.seed,
+        classes=dataset.classes,
+        channels=dataset.channels,
+        size=dataset.size,
+        clients=len(split.clients),
+        labeled_clients=tuple(k for k, part in enumerate(split.clients) if len(part.labeled)),
+        net=experiment.net,
+        train=experiment.train,
+        views=Views(mean=dataset.mean, std=dataset.std, weak=views.weak, strong=views.strong, flip=flip),
+        participation=experiment.participation,
+        device=pick_device(experiment.device),
+    )

@@ -1,0 +1,368 @@
+"""The loop: stages, rounds, and in each round one straight line from the server's state to its next one."""
+
+import math
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+import tacit
+from tacit import payload, seeds
+from tacit.backends import Backend, LocalBackend, Outcome, PoolBackend
+from tacit.backends.base import one_thread
+from tacit.backends.pool import default_workers
+from tacit.data.dataset import Dataset
+from tacit.data.federation import Federation, load_dataset, make_setup
+from tacit.data.split import Split, load_split, make_split, warnings
+from tacit.errors import TacitError
+from tacit.evaluate import score, sum_up
+from tacit.experiment import Experiment
+from tacit.kept import Kept
+from tacit.method import Reply, Stage, Task
+from tacit.payload import Payload, Weights
+from tacit.record import OpenRun, Run
+from tacit.sides import Hub, Moment, Setup, Workbench
+
+
+class Watcher(Protocol):
+    """Someone who looks on: a progress bar, a log, a test. It is told what happens and changes nothing."""
+
+    def start(self, plan: "Plan", done: int) -> None: ...
+
+    def client_done(self, moment: Moment, done: int, asked: int) -> None: ...
+
+    def round_done(self, record: Mapping[str, Any]) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+
+class Silence:
+    """The watcher that says nothing."""
+
+    def start(self, plan: "Plan", done: int) -> None: ...
+
+    def client_done(self, moment: Moment, done: int, asked: int) -> None: ...
+
+    def round_done(self, record: Mapping[str, Any]) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is known before the first round: nothing has been trained or written yet."""
+
+    experiment: Experiment
+    stages: tuple[Stage, ...]
+    dataset: Dataset
+    split: Split
+    setup: Setup
+    warnings: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """Rounds in all stages together."""
+        return sum(stage.rounds for stage in self.stages)
+
+
+def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
+    """The stages of an experiment: what its method wants before, then the method itself."""
+    method = experiment.build_method()
+    stages = (*method.before(), Stage("main", method, experiment.rounds))
+    names = [stage.name for stage in stages]
+    if len(set(names)) < len(names):
+        raise TacitError(f"{type(method).__name__} has two stages of one name: {', '.join(names)}.")
+    return stages
+
+
+def prepare(experiment: Experiment, saved_split: Path | None = None) -> Plan:
+    """Load the data, draw (or load) the split, and check everything that can be checked before work."""
+    dataset = load_dataset(experiment.data)
+    if saved_split is not None and saved_split.is_file():
+        split = load_split(saved_split)
+        split.check_against(dataset)
+    else:
+        split = make_split(dataset, experiment.data, experiment.seed)
+    setup = make_setup(experiment, dataset, split)
+    setup.build()  # a net that does not fit the images says so now
+    return Plan(experiment, stages_of(experiment), dataset, split, setup, tuple(warnings(split, dataset)))
+
+
+def run_experiment(
+    experiment: Experiment, out: Path, *, resume: bool = False, watcher: Watcher | None = None
+) -> Run:
+    """Run an experiment into a folder, or go on with the run that is there. Returns the finished run."""
+    watcher = watcher or Silence()
+    plan = prepare(experiment, out / "split.npz" if resume else None)
+    folder = OpenRun(out, experiment, resume)
+    try:
+        if folder.summary is not None:
+            return Run(out)
+        if not folder.split_path.is_file():
+            plan.split.save(folder.split_path)
+        folder.rewind()
+        threads = one_thread()
+        backend = _backend(plan, folder)
+        try:
+            watcher.start(plan, folder.done)
+            summary = Engine(plan, folder, backend, watcher).run()
+        finally:
+            backend.close()
+            torch.set_num_threads(threads)
+        watcher.finish(summary)
+        return Run(out)
+    finally:
+        folder.close()
+
+
+def _backend(plan: Plan, folder: OpenRun) -> Backend:
+    settings = plan.experiment.backend
+    federation = Federation(plan.dataset, plan.split, plan.setup.device)
+    workers = settings.workers or default_workers()
+    if settings.name == "pool" and workers > 1 and plan.setup.device.type != "mps":
+        return PoolBackend(plan.experiment, federation, folder.split_path, folder.kept_folder, workers)
+    return LocalBackend(plan.setup, federation, Kept(folder.kept_folder))
+
+
+class Engine:
+    """Drives one run. There is nothing here that knows a method."""
+
+    def __init__(self, plan: Plan, folder: OpenRun, backend: Backend, watcher: Watcher) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.backend = backend
+        self.watcher = watcher
+        federation = Federation(plan.dataset, plan.split, plan.setup.device)
+        self.server_shard = federation.server_shard()
+        self.test_labels = federation.test().labels
+        self.bench = Workbench(plan.setup)
+
+    def run(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        past: dict[str, Payload] = {}
+        first = 0  # the step at which the stage begins
+        state: Payload = {}
+        for number, stage in enumerate(self.plan.stages):
+            end = first + stage.rounds
+            finished = self.folder.stage_state(number)
+            state = self._run_stage(stage, first, past) if finished is None else finished
+            if finished is None and number < len(self.plan.stages) - 1:
+                self.folder.finish_stage(number, state)
+            past[stage.name] = state
+            first = end
+        last = self.plan.stages[-1]
+        weights = last.method.server_answer(state, self._hub(Moment(last.name, last.rounds - 1, last.rounds, first - 1)))
+        summary = self._summary(time.perf_counter() - started)
+        self.folder.finish(weights, summary)
+        return summary
+
+    def _run_stage(self, stage: Stage, first: int, past: Mapping[str, Payload]) -> Payload:
+        done = self.folder.done
+        if done > first:
+            state = self.folder.state()
+        else:
+            state = stage.method.server_start(self._hub(Moment(stage.name, -1, stage.rounds, first)), past)
+        for number in range(max(done - first, 0), stage.rounds):
+            state = self._run_round(stage, Moment(stage.name, number, stage.rounds, first + number), state)
+        return state
+
+    def _hub(self, moment: Moment) -> Hub:
+        self.bench.clear()
+        return Hub(self.plan.setup, self.server_shard, moment, self.bench)
+
+    def _run_round(self, stage: Stage, moment: Moment, state: Payload) -> Payload:
+        """One round, a straight line: send, train, check, merge, evaluate, record."""
+        clock = Clock()
+        hub = self._hub(moment)
+        tasks = stage.method.server_send(state, hub)
+        reached = [task for task in tasks if not self._strikes(moment, task, "dropout")]
+        clock.lap("send")
+        outcomes = self.backend.run(
+            stage, moment, reached, lambda done: self.watcher.client_done(moment, done, len(reached))
+        )
+        clock.lap("train")
+        usable, refused = self._usable(stage, moment, state, reached, outcomes)
+        needed = self.plan.experiment.participation.quorum
+        skipped = bool(tasks) and len(usable) < min(needed, len(tasks))
+        if not skipped:
+            self.bench.clear()
+            state = stage.method.server_merge(state, [outcome.reply for outcome in usable], hub)
+            payload.check(state)
+        clock.lap("merge")
+        scores = self._evaluate(stage, moment, state, hub)
+        clock.lap("evaluate")
+        record = {
+            "stage": moment.stage,
+            "round": moment.round,
+            "step": moment.step,
+            **scores,
+            **sum_up([outcome.audit for outcome in usable if outcome.audit is not None]),
+            "asked": [task.client for task in tasks],
+            "answered": [outcome.reply.client for outcome in usable],
+            "refused": refused,
+            "skipped": f"{len(usable)} usable replies, {needed} needed: the model stays" if skipped else "",
+            "bytes_down": sum(payload.nbytes(task.send) for task in reached),
+            "bytes_up": sum(payload.nbytes(outcome.reply.send) for outcome in outcomes),
+            "client_metrics": _by_client(usable),
+            **hub.notes,
+        }
+        timed = {**record, "seconds": clock.total(), "phases": clock.laps}
+        self.folder.finish_round(timed, state)
+        self.watcher.round_done(timed)
+        return state
+
+    def _strikes(self, moment: Moment, task: Task, fault: str) -> bool:
+        """Whether this fault befalls this client now: seeded, so that a resumed run has the same bad luck."""
+        chance = getattr(self.plan.experiment.faults, fault)
+        name = (self.plan.setup.seed, moment.stage, moment.round, f"client-{task.client}/{task.group}", fault)
+        return chance > 0 and float(torch.rand((), generator=seeds.generator(*name))) < chance
+
+    def _usable(
+        self, stage: Stage, moment: Moment, state: Payload, tasks: Sequence[Task], outcomes: Sequence[Outcome]
+    ) -> tuple[list[Outcome], list[dict[str, Any]]]:
+        """The replies that may reach the mean, and why the others may not."""
+        usable, refused = [], []
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            why = "came too late" if self._strikes(moment, task, "straggler") else ""
+            why = why or flaw(stage.method.client_sends, task, outcome.reply, state, len(self.plan.setup.classes))
+            if why:
+                refused.append({"client": task.client, "why": why})
+            else:
+                usable.append(outcome)
+        return usable, refused
+
+    def _evaluate(self, stage: Stage, moment: Moment, state: Payload, hub: Hub) -> dict[str, Any]:
+        last = moment.round == moment.rounds - 1
+        if not last and (moment.round + 1) % self.plan.experiment.evaluate_every:
+            return {}
+        self.bench.clear()
+        weights = stage.method.server_answer(state, hub)
+        if weights is None or not len(self.test_labels):
+            return {}
+        return score(self.backend.predict_test(weights), self.test_labels)
+
+    def _summary(self, seconds: float) -> dict[str, Any]:
+        experiment = self.plan.experiment
+        records = self.folder.records
+        main = [r for r in records if r["stage"] == "main" and r.get("accuracy") is not None]
+        return {
+            "method": experiment.method["name"],
+            "preset": experiment.method["preset"],
+            "placement": experiment.data.placement,
+            "reveal": experiment.data.reveal,
+            "data": self.plan.dataset.name,
+            "data_note": self.plan.dataset.note,
+            "seed": experiment.seed,
+            "reporting": experiment.reporting,
+            **report(main, experiment.reporting),
+            "rounds": len(records),
+            "parameters": sum(p.numel() for p in self.plan.setup.build().parameters()),
+            "bytes_up": sum(r["bytes_up"] for r in records),
+            "bytes_down": sum(r["bytes_down"] for r in records),
+            "seconds": sum(r["seconds"] for r in records),
+            "seconds_this_session": seconds,
+            "warnings": list(self.plan.warnings),
+            "paper": experiment.paper.model_dump(exclude_none=True),
+            "device": str(self.plan.setup.device),
+            "versions": {
+                "tacit": tacit.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+            },
+        }
+
+
+REPORTED = ("accuracy", "auc", "loss", "macro_f1", "balanced_accuracy", "ece", "pseudo_accuracy", "kept_ratio")
+
+
+def report(records: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
+    """The result of a run by its reporting rule: the best round, the last one, or the last ten with their spread.
+
+    >>> rounds = [{"round": 0, "accuracy": 0.5}, {"round": 1, "accuracy": 0.8}, {"round": 2, "accuracy": 0.7}]
+    >>> report(rounds, "best")["accuracy"], report(rounds, "last")["accuracy"]
+    (0.8, 0.7)
+    >>> round(report(rounds, "last-10")["accuracy"], 4), round(report(rounds, "last-10")["accuracy_std"], 4)
+    (0.6667, 0.1247)
+    """
+    if not records:
+        return {"accuracy": None}
+    if rule == "best":
+        chosen = [max(records, key=lambda record: record["accuracy"])]
+    else:
+        chosen = list(records[-10:] if rule == "last-10" else records[-1:])
+    result: dict[str, Any] = {}
+    for name in REPORTED:
+        values = [record[name] for record in chosen if record.get(name) is not None]
+        if values:
+            result[name] = sum(values) / len(values)
+            if rule == "last-10":
+                result[f"{name}_std"] = float(np.std(values))
+    result["reported_rounds"] = [record["round"] for record in chosen]
+    return result
+
+
+def flaw(expected: Mapping[str, str], task: Task, reply: Reply, state: Payload, classes: int) -> str:
+    """Why a reply must not reach the mean; '' if it may."""
+    known = {name.removesuffix("?") for name in expected}
+    for name in reply.send:
+        if name not in known:
+            return f"'{name}' was not expected"
+    for name, kind in expected.items():
+        bare = name.removesuffix("?")
+        if bare not in reply.send:
+            if name == bare:
+                return f"'{name}' is missing"
+            continue
+        value = reply.send[bare]
+        if kind == "weights":
+            like = task.send.get(bare, state.get(bare))
+            if not isinstance(value, dict):
+                return f"'{bare}' is not a group of tensors"
+            if isinstance(like, dict) and (wrong := payload.difference(value, like)):
+                return f"{bare}: {wrong}"
+        elif kind.startswith("["):
+            shape = [classes if part == "K" else int(part) for part in kind.strip("[]").split(",")]
+            if not isinstance(value, torch.Tensor) or list(value.shape) != shape:
+                got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+                return f"'{bare}' is {got}, expected {shape}"
+        elif kind == "number" and not isinstance(value, int | float):
+            return f"'{bare}' is not a number"
+    if where := payload.first_not_finite(reply.send):
+        return f"'{where}' holds NaN or infinity"
+    if not (math.isfinite(reply.examples) and reply.examples >= 0):
+        return f"its number of examples is {reply.examples}"
+    return ""
+
+
+def _by_client(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
+    """Metrics by name, then by client; what is not finite has no place in JSON."""
+    result: dict[str, dict[str, float | None]] = {}
+    for outcome in outcomes:
+        for name, value in outcome.reply.metrics.items():
+            plain = float(value)
+            result.setdefault(name, {})[str(outcome.reply.client)] = plain if math.isfinite(plain) else None
+    return result
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = round(now - self._last, 4)
+        self._last = now
+
+    def total(self) -> float:
+        return round(sum(self.laps.values()), 4)
+
+

@@ -1,0 +1,67 @@
+"""The only code that sees true labels: how good is the model, and how right were the pseudo-labels."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit import metrics
+from tacit.sides import Labelling
+
+PREDICT_BATCH = 256  # test images are predicted in fixed batches, so that BN policy `batch` gives one answer
+
+
+def score(probs: Tensor, labels: Tensor) -> dict[str, Any]:
+    """The figures of one model on the test set; NaN (a class without test images) becomes None for JSON."""
+    return {name: _plain(value) for name, value in metrics.summary(probs, labels).items()}
+
+
+def _plain(value: float | list[float]) -> float | list[float | None] | None:
+    if isinstance(value, list):
+        return [None if math.isnan(v) else v for v in value]
+    return None if math.isnan(value) else value
+
+
+def audit(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list[float]] | None:
+    """Compare the pseudo-labels that a client told of with the truth: counts [K] by the class that was given.
+
+    >>> told = Labelling([torch.tensor([0, 1, 2])], [torch.tensor([1, 1, 0])], [torch.tensor([True, True, False])])
+    >>> audit(told, torch.tensor([1, 0, 0]), 2)
+    {'seen': [1.0, 2.0], 'kept': [0.0, 2.0], 'right': [0.0, 1.0], 'known': [0.0, 2.0]}
+    """
+    if not labelling.index:
+        return None
+    index, label, kept = (torch.cat(part) for part in (labelling.index, labelling.label, labelling.kept))
+    true = truth[index]
+
+    def count(which: Tensor) -> list[float]:
+        counts: list[float] = torch.bincount(label[which], minlength=classes).double().tolist()
+        return counts
+
+    return {
+        "seen": count(torch.ones_like(kept)),
+        "kept": count(kept),
+        "right": count(kept & (label == true)),
+        "known": count(kept & (true >= 0)),
+    }
+
+
+def sum_up(audits: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
+    """One round's figures over all clients: accuracy of the kept labels, share kept, both by class too.
+
+    >>> sum_up([{"seen": [1.0, 3.0], "kept": [0.0, 2.0], "right": [0.0, 1.0], "known": [0.0, 2.0]}])
+    {'pseudo_accuracy': 0.5, 'kept_ratio': 0.5, 'pseudo_accuracy_by_class': [None, 0.5], 'kept_by_class': [0.0, 2.0]}
+    """
+    if not audits:
+        return {}
+    total = {name: torch.tensor([a[name] for a in audits], dtype=torch.float64).sum(dim=0) for name in audits[0]}
+    right, known = total["right"], total["known"]
+    seen, kept = float(total["seen"].sum()), float(total["kept"].sum())
+    return {
+        "pseudo_accuracy": float(right.sum() / known.sum()) if known.sum() > 0 else None,
+        "kept_ratio": kept / seen if seen else None,
+        "pseudo_accuracy_by_class": [float(r / n) if n > 0 else None for r, n in zip(right, known, strict=True)],
+        "kept_by_class": total["kept"].tolist(),
+    }

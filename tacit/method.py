@@ -1,0 +1,161 @@
+"""A method: a frozen dataclass of hyper-parameters with four verbs, two for each side.
+
+SERVER                         CLIENT k                              SERVER
+state → server_send(state) → Task → client_train(task, kept, me) → Reply → server_merge(state, replies) → state'
+                                      ↑ kept          keep ↓   (this client's own disk, never sent)
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from tacit.errors import TacitError, nearest
+from tacit.payload import Payload, Weights, weights_in
+from tacit.pieces.aggregate import shares, weighted_mean
+from tacit.sides import Client, Hub
+
+# Types of options: what is out of range is refused before any work. A text in an Annotated[...] is the help of
+# that option: `threshold: Annotated[Share, "confidence a pseudo-label needs"] = 0.95`.
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+
+PLACEMENTS = ("server", "clients", "some-clients")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What goes down to one client. A client may get several in a round, in different groups; they run in turn."""
+
+    client: int
+    send: Payload
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one client made of a task. `send` goes up, and with it `examples` and `metrics`, which are numbers.
+
+    `keep` stays: each name in it replaces what was kept under that name; other names stay as they were.
+    """
+
+    send: Payload
+    examples: float
+    keep: Payload = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    client: int = -1  # filled in by the backend, so that the server knows whose reply it folds
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A method and for how many rounds it runs."""
+
+    name: str
+    method: "Method"
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Method:
+    """The base of every method: federated averaging without the training.
+
+    A method file defines one subclass, with the file's name, and overrides what its paper changes. Fields are
+    the hyper-parameters; the class attributes below tell users and the engine what to expect.
+    """
+
+    citation: ClassVar[str] = ""
+    placements: ClassVar[tuple[str, ...]] = PLACEMENTS
+    # What travels and what stays, by name: "weights" (like the model that was sent), "[K]", "[K,K]", "number",
+    # "any"; a name that ends in "?" may be missing. The engine refuses replies that differ.
+    server_sends: ClassVar[dict[str, str]] = {"model": "weights"}
+    client_sends: ClassVar[dict[str, str]] = {"model": "weights"}
+    client_keeps: ClassVar[dict[str, str]] = {}
+    # Named settings: a plain key is an option of the method, a dotted one a key of the experiment ("train.lr").
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "smoke": {}}
+
+    def before(self) -> tuple[Stage, ...]:
+        """Stages that run first, each itself a method (a warm-up, the training of a generator)."""
+        return ()
+
+    def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
+        """The state before the first round; `past` holds the last states of the stages before, by name."""
+        model = next(
+            (weights_in(state, "model") for state in reversed(list(past.values())) if "model" in state), None
+        )
+        return {"model": hub.new_weights() if model is None else model}
+
+    def server_send(self, state: Payload, hub: Hub) -> list[Task]:
+        """What goes to whom in this round. No task at all means a round on the server alone."""
+        return [Task(client, {"model": state["model"]}) for client in hub.sample_clients()]
+
+    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+        """The heart of a method: what a client does with what it was sent and what it kept."""
+        raise TacitError(f"{type(self).__name__} sends tasks to clients but does not define client_train.")
+
+    def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        """The new state. By default the mean of the clients' models, by their number of examples."""
+        if not any(reply.examples > 0 for reply in replies):
+            return state
+        return {**state, "model": mean_model(replies)}
+
+    def server_answer(self, state: Payload, hub: Hub) -> Weights | None:
+        """The model that is evaluated and shipped (None: this stage has no classifier yet)."""
+        return weights_in(state, "model")
+
+
+def mean_model(
+    replies: Sequence[Reply], weights: Sequence[float] | None = None, name: str = "model"
+) -> Weights:
+    """The mean of what clients sent under a name, by their examples or by given weights, in client order."""
+    if weights is None:
+        weights = shares([reply.examples for reply in replies])
+    # One reply at a time is looked at: the sequence may fetch them from disk.
+    return weighted_mean((weights_in(reply.send, name) for reply in replies), weights)
+
+
+def _builtin() -> list[str]:
+    import tacit.methods
+
+    return sorted(module.name for module in pkgutil.iter_modules(tacit.methods.__path__))
+
+
+def known_methods() -> list[str]:
+    """The names of all methods: the names of the files in tacit/methods."""
+    return [name for name in _builtin() if not name.startswith("_")]
+
+
+def find_method(name: str) -> type[Method]:
+    """The class of a method, by the name of its file; or by a path, for a method of your own (`./mine.py`)."""
+    if name.endswith(".py"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise TacitError(
+                f"There is no method file {path}. Give the path of a .py file with a Method in it."
+            )
+        spec = importlib.util.spec_from_file_location(f"tacit_own_{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        stem = path.stem
+    elif name in known_methods():
+        module = importlib.import_module(f"tacit.methods.{name}")
+        stem = name
+    else:
+        known = ", ".join(known_methods())
+        raise TacitError(f"There is no method '{name}'.{nearest(name, known_methods())} Known: {known}.")
+    wanted = stem.replace("_", "").replace("-", "").lower()
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, Method) and value.__name__.lower() == wanted:
+            return value
+    raise TacitError(
+        f"The file of method '{stem}' defines no subclass of Method with that name. Expected a class whose name "
+        f"in small letters is '{wanted}'."
+    )

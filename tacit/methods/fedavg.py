@@ -1,0 +1,61 @@
+"""FedAvg on the labels that exist: the lower bound; with `data.reveal = "all"` the upper bound; FedAvg+ by an option."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from tacit.method import Count, Method, Reply, Share, Task, mean_model
+from tacit.payload import Payload, weights_in
+from tacit.pieces.aggregate import residual
+from tacit.pieces.train import pull_back
+from tacit.sides import Client, Hub
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Every party that holds labels trains on them; the new model is their mean by number of labels.
+
+    A server that holds labels is one more such party. With `plus`, the residual weight connection of CBAFed pulls
+    both the clients' training and the global model back towards where they were: the papers' FedAvg+.
+    """
+
+    plus: Annotated[bool, "FedAvg+: residual weight connection"] = False
+    residual_client: Annotated[Share, "FedAvg+: share of the weights some epochs ago"] = 0.8
+    residual_server: Annotated[Share, "FedAvg+: share of the model some rounds ago"] = 0.5
+    residual_every: Annotated[Count, "FedAvg+: after so many epochs, and so many rounds"] = 5
+
+    citation: ClassVar[str] = (
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017; "
+        "FedAvg+: Li et al., Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning, CVPR 2023"
+    )
+    presets: ClassVar = {"paper": {}, "smoke": {"train.lr": 0.1}}
+
+    def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
+        state = super().server_start(hub, past)
+        return {**state, "anchor": state["model"]} if self.plus else state
+
+    def server_send(self, state: Payload, hub: Hub) -> list[Task]:
+        asked = hub.sample_clients(hub.labeled_clients) if hub.labeled_clients else []
+        return [Task(client, {"model": state["model"]}) for client in asked]
+
+    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+        return self._train(weights_in(task.send, "model"), me)
+
+    def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        own = [self._train(weights_in(state, "model"), hub)] if len(hub.shard.labeled) else []
+        parties = [*replies, *own]
+        if not any(party.examples for party in parties):
+            return state
+        model = mean_model(parties)
+        if not self.plus:
+            return {"model": model}
+        if hub.round == 0 or hub.round % self.residual_every:
+            return {"model": model, "anchor": state["anchor"]}
+        model = residual(weights_in(state, "anchor"), model, self.residual_server)  # CBAFed Eq. 13
+        return {"model": model, "anchor": model}
+
+    def _train(self, weights: dict, side: Client | Hub) -> Reply:
+        model = side.model(weights)
+        pull = pull_back(model, self.residual_every, self.residual_client if self.plus else 0.0)
+        loss = side.fit_labeled(model, after_epoch=pull)
+        return Reply(send={"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})

@@ -1,0 +1,203 @@
+"""The only thing that travels or is kept: named tensors, groups of named tensors, and numbers.
+
+A payload is a plain dict. As bytes it is one safetensors file: nothing in it can be executed, and what
+comes back is equal to what went in, type for type and bit for bit.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as decode
+from safetensors.torch import save as encode
+from torch import Tensor
+
+from tacit.errors import TacitError
+
+Weights = dict[str, Tensor]
+Value = Tensor | Weights | int | float
+Payload = dict[str, Value]
+
+FORMAT = "tacit-payload-1"
+
+
+def tensors(payload: Mapping[str, Value]) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its full name.
+
+    >>> [name for name, _ in tensors({"model": {"w": torch.zeros(2)}, "share": torch.ones(3), "n": 4})]
+    ['model/w', 'share']
+    """
+    for name, value in payload.items():
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, Mapping):
+            for inner, tensor in value.items():
+                yield f"{name}/{inner}", tensor
+
+
+def weights_in(payload: Mapping[str, Value], name: str) -> Weights:
+    """The group of tensors with this name, for a caller that needs a group and nothing else.
+
+    >>> weights_in({"model": {"w": torch.zeros(1)}}, "model")
+    {'w': tensor([0.])}
+    """
+    value = payload[name]
+    if not isinstance(value, dict):
+        raise TypeError(f"payload entry {name!r} is not a group of tensors but {type(value).__name__}")
+    return value
+
+
+def tensor_in(payload: Mapping[str, Value], name: str) -> Tensor:
+    """The tensor with this name, for a caller that needs a tensor and nothing else."""
+    value = payload[name]
+    if not isinstance(value, Tensor):
+        raise TypeError(f"payload entry {name!r} is not a tensor but {type(value).__name__}")
+    return value
+
+
+def check(payload: Mapping[str, Value]) -> None:
+    """Refuse anything that is not a payload, by name.
+
+    >>> check({"model": {"w": [1, 2]}})
+    Traceback (most recent call last):
+    TypeError: payload entry 'model/w' is a list; a payload holds tensors, groups of tensors and numbers
+    """
+    for name, value in payload.items():
+        if not isinstance(name, str) or "/" in name or not name:
+            raise TypeError(f"payload name {name!r} must be a word without '/'")
+        entries = value.items() if isinstance(value, Mapping) else [("", value)]
+        for inner, entry in entries:
+            number = not isinstance(value, Mapping) and isinstance(entry, int | float)
+            if not (isinstance(entry, Tensor) or number):
+                full = f"{name}/{inner}" if inner else name
+                kind = type(entry).__name__
+                raise TypeError(
+                    f"payload entry {full!r} is a {kind}; a payload holds tensors, groups of tensors and numbers"
+                )
+
+
+def nbytes(payload: Mapping[str, Value]) -> int:
+    """Size of the content: tensors at their width, numbers at eight bytes.
+
+    >>> nbytes({"model": {"w": torch.zeros(2, 3)}, "n": 4})
+    32
+    """
+    numbers = sum(isinstance(value, int | float) for value in payload.values())
+    return sum(t.numel() * t.element_size() for _, t in tensors(payload)) + 8 * numbers
+
+
+def to_bytes(payload: Mapping[str, Value]) -> bytes:
+    """One safetensors file; the order of names and the numbers travel in its header.
+
+    >>> from_bytes(to_bytes({"n": 3, "x": 0.5, "t": torch.tensor([7], dtype=torch.int64)}))
+    {'n': 3, 'x': 0.5, 't': tensor([7])}
+    """
+    check(payload)
+    order: list[object] = []
+    for name, value in payload.items():
+        if isinstance(value, Tensor):
+            order.append([name, "tensor"])
+        elif isinstance(value, Mapping):
+            order.append([name, "group", list(value)])
+        else:  # floats as hex: JSON has no infinity, and not every writer keeps the last bit
+            order.append(
+                [name, "int", int(value)] if isinstance(value, int) else [name, "float", value.hex()]
+            )
+    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors(payload)}
+    return encode(unshared(flat), metadata={"format": FORMAT, "order": json.dumps(order)})
+
+
+def unshared(flat: Weights) -> Weights:
+    """Copies of tensors that lie in one storage with another (a safetensors file holds each on its own)."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in flat.items():
+        storage = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return result
+
+
+def from_bytes(data: bytes) -> Payload:
+    """The payload that `to_bytes` wrote. Anything else is refused, and nothing in it is ever executed."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])["__metadata__"]
+        if header["format"] != FORMAT:
+            raise ValueError(f"format is {header['format']!r}, expected {FORMAT!r}")
+        flat = decode(data)
+        payload: Payload = {}
+        for name, kind, *rest in json.loads(header["order"]):
+            if kind == "tensor":
+                payload[name] = flat[name]
+            elif kind == "group":
+                payload[name] = {inner: flat[f"{name}/{inner}"] for inner in rest[0]}
+            else:
+                payload[name] = int(rest[0]) if kind == "int" else float.fromhex(rest[0])
+    except (SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise TacitError(f"These bytes are not a payload of tacit ({error}). They were not used.") from error
+    return payload
+
+
+def write(path: Path, payload: Mapping[str, Value]) -> int:
+    """Write beside and rename, so that a reader sees the old file or the new one, never half of one."""
+    data = to_bytes(payload)
+    write_atomically(path, data)
+    return len(data)
+
+
+def read(path: Path) -> Payload:
+    """The payload in a file; an unreadable file is named."""
+    try:
+        return from_bytes(path.read_bytes())
+    except TacitError as error:
+        raise TacitError(f"{path} is damaged or is not tacit's: {error}") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write, flush to disk, rename: a kill or a power cut leaves the old content or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def difference(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """The first way in which one group's names, shapes or types differ from another's; '' if in none.
+
+    >>> difference({"w": torch.zeros(2)}, {"w": torch.zeros(3)})
+    'w has shape [2], expected [3]'
+    >>> difference({}, {"w": torch.zeros(3)})
+    'w is missing'
+    """
+    for name, like in expected.items():
+        if name not in got:
+            return f"{name} is missing"
+        tensor = got[name]
+        if tensor.shape != like.shape:
+            return f"{name} has shape {list(tensor.shape)}, expected {list(like.shape)}"
+        if tensor.dtype != like.dtype:
+            return f"{name} is {tensor.dtype}, expected {like.dtype}"
+    extra = next((name for name in got if name not in expected), "")
+    return f"{extra} was not expected" if extra else ""
+
+
+def first_not_finite(payload: Mapping[str, Value]) -> str:
+    """The name of the first entry with NaN or infinity, '' if there is none.
+
+    >>> first_not_finite({"model": {"w": torch.tensor([1.0, float("nan")])}})
+    'model/w'
+    """
+    for name, tensor in tensors(payload):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    for name, value in payload.items():
+        if isinstance(value, float) and not torch.isfinite(torch.tensor(value)):
+            return name
+    return ""

@@ -1,0 +1,60 @@
+"""From many models to one."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+
+
+def shares(examples: Sequence[float]) -> list[float]:
+    """Each party's share of the whole: n_i / Σ n.
+
+    >>> shares([30, 10])
+    [0.75, 0.25]
+    >>> shares([0, 0])
+    [0.0, 0.0]
+    """
+    total = float(sum(examples))
+    return [n / total if total > 0 else 0.0 for n in examples]
+
+
+def weighted_mean(models: Iterable[Weights], weights: Sequence[float]) -> Weights:
+    """Σ w_i θ_i, one model in memory at a time, in the order given.
+
+    The models may come from a generator that fetches them from disk. One of weight zero changes nothing, whatever
+    is in it. Whole-number buffers (BN's step counter) are averaged, rounded, and keep their type.
+
+    >>> a = {"w": torch.tensor([1.0, 2.0]), "steps": torch.tensor(10)}
+    >>> b = {"w": torch.tensor([3.0, 6.0]), "steps": torch.tensor(21)}
+    >>> weighted_mean([a, b], [0.75, 0.25])
+    {'w': tensor([1.5000, 3.0000]), 'steps': tensor(13)}
+    """
+    total: dict[str, Tensor] = {}
+    types: dict[str, torch.dtype] = {}
+    for tensors, weight in zip(models, weights, strict=True):
+        if weight == 0:
+            continue
+        for name, tensor in tensors.items():
+            if name not in total:
+                types[name] = tensor.dtype
+                wide = tensor if tensor.is_floating_point() else tensor.double()
+                total[name] = wide * weight
+            else:
+                total[name].add_(tensor, alpha=weight)
+    if not total:
+        raise ValueError("the mean of no models: every weight is zero")
+    return {
+        name: tensor if types[name].is_floating_point else tensor.round().to(types[name])
+        for name, tensor in total.items()
+    }
+
+
+def residual(older: Weights, newer: Weights, share: float) -> Weights:
+    """Residual weight connection (CBAFed Eq. 12, 13): share · older + (1 − share) · newer.
+
+    >>> residual({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, 0.75)
+    {'w': tensor([1.2500])}
+    """
+    return weighted_mean([older, newer], [share, 1.0 - share])

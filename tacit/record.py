@@ -1,0 +1,223 @@
+"""A run is a folder. Everything in it can be read at any moment, also while the run goes on or after it was killed.
+
+    experiment.toml     fully resolved: running it again reproduces the run
+    rounds.jsonl        one object per round
+    summary.json        the result, when the run is complete
+    split.npz           who held what
+    model.safetensors   the model after the last round
+    checkpoint/         the server's state after the last finished round, and of each finished stage
+    kept/               what clients keep (in a simulation all of them live here)
+"""
+
+import fcntl
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load as load_weights
+from safetensors.torch import save as save_weights
+
+from tacit import payload
+from tacit.errors import TacitError
+from tacit.experiment import Experiment, differences, read_toml, resolve
+from tacit.payload import Payload, Weights, write_atomically
+
+STEP = "tacit.step"  # the name under which a checkpoint carries the number of rounds done
+
+
+def default_out(name: str, seed: int) -> Path:
+    """Where a run goes when nobody says: by the recipe and the seed, so that --resume finds it.
+
+    >>> default_out("cbafed/table1.toml", 3).as_posix()
+    'runs/cbafed-table1-seed3'
+    """
+    return Path("runs") / f"{name.removesuffix('.toml').strip('./').replace('/', '-')}-seed{seed}"
+
+
+class Run:
+    """A run folder, to read."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / "experiment.toml").is_file():
+            raise TacitError(f"{self.folder} holds no run of tacit (there is no experiment.toml in it).")
+
+    @property
+    def experiment(self) -> Experiment:
+        return resolve(read_toml(self.folder / "experiment.toml"))
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All finished rounds. A last line that was cut off by a kill is left out."""
+        path = self.folder / "rounds.jsonl"
+        records = []
+        for line in path.read_text().splitlines() if path.is_file() else ():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return records
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The result, or None while the run is not complete."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A figure by round as an array: run["accuracy"]; NaN where a round has none."""
+        values = [record.get(name) for record in self.records]
+        if all(value is None for value in values):
+            known = sorted({key for record in self.records for key in record})
+            raise KeyError(f"no round has '{name}'; there is: {', '.join(known)}")
+        width = max((len(value) for value in values if isinstance(value, list)), default=0)
+        missing: Any = [float("nan")] * width if width else float("nan")
+        if width:
+            values = [[np.nan if v is None else v for v in value] if value else missing for value in values]
+        return np.array([missing if value is None else value for value in values])
+
+    @property
+    def weights(self) -> Weights:
+        """The model after the last round."""
+        return load_weights((self.folder / "model.safetensors").read_bytes())
+
+    @property
+    def kept_folder(self) -> Path:
+        return self.folder / "kept"
+
+    @property
+    def split_path(self) -> Path:
+        return self.folder / "split.npz"
+
+
+class OpenRun(Run):
+    """A run folder that this process, and no other, writes to."""
+
+    def __init__(self, folder: Path, experiment: Experiment, resume: bool) -> None:
+        self._lock = _lock(folder)
+        try:
+            _open(folder, experiment, resume)
+        except BaseException:
+            self._lock.close()
+            raise
+        super().__init__(folder)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    @property
+    def done(self) -> int:
+        """How many rounds, of all stages, are finished."""
+        path = self.folder / "checkpoint" / "latest.safetensors"
+        return int(payload.read(path)[STEP]) if path.is_file() else 0  # type: ignore[arg-type]
+
+    def rewind(self) -> None:
+        """Forget records after the checkpoint: their round was not finished and is run again."""
+        records = [record for record in self.records if record["step"] < self.done]
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        write_atomically(self.folder / "rounds.jsonl", text.encode())
+
+    def state(self) -> Payload:
+        state = payload.read(self.folder / "checkpoint" / "latest.safetensors")
+        del state[STEP]
+        return state
+
+    def stage_state(self, number: int) -> Payload | None:
+        """The last state of a finished stage."""
+        path = self._stage_path(number)
+        return payload.read(path) if path.is_file() else None
+
+    def finish_stage(self, number: int, state: Payload) -> None:
+        with uninterrupted():
+            payload.write(self._stage_path(number), state)
+
+    def _stage_path(self, number: int) -> Path:
+        return self.folder / "checkpoint" / f"stage-{number}.safetensors"
+
+    def finish_round(self, record: dict[str, Any], state: Payload) -> None:
+        """The record first, then the checkpoint: a round counts as finished when its checkpoint is there."""
+        with uninterrupted():
+            with (self.folder / "rounds.jsonl").open("a") as file:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            payload.write(self.folder / "checkpoint" / "latest.safetensors", {STEP: record["step"] + 1, **state})
+
+    def finish(self, weights: Weights | None, summary: dict[str, Any]) -> None:
+        with uninterrupted():
+            if weights is not None:
+                data = save_weights({name: tensor.contiguous() for name, tensor in weights.items()})
+                write_atomically(self.folder / "model.safetensors", data)
+            text = json.dumps(summary, indent=2) + "\n"
+            write_atomically(self.folder / "summary.json", text.encode())
+
+
+def _lock(folder: Path) -> Any:
+    """An exclusive lock that ends with the process, however it ends."""
+    if folder.exists() and not folder.is_dir():
+        raise TacitError(f"{folder} is a file. A run needs a folder: choose another --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "run.lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        raise TacitError(
+            f"Another process (number {owner}) is working in {folder}. Wait for it, stop it, or choose another --out."
+        ) from None
+    file.seek(0)
+    file.truncate()
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+def _open(folder: Path, experiment: Experiment, resume: bool) -> None:
+    path = folder / "experiment.toml"
+    if not path.is_file():
+        strangers = [p.name for p in folder.iterdir() if p.name != "run.lock" and not p.name.startswith(".")]
+        if strangers:
+            raise TacitError(
+                f"{folder} is not empty and holds no run ({', '.join(sorted(strangers)[:3])} …). "
+                "Choose a new folder with --out."
+            )
+        write_atomically(path, experiment.to_toml().encode())
+        return
+    if not resume:
+        done = len(Run(folder).records)
+        raise TacitError(
+            f"{folder} already holds a run ({done} rounds done). Nothing was changed. Add --resume to go on with it, "
+            "or choose another folder with --out."
+        )
+    changed = differences(resolve(read_toml(path)), experiment)
+    if changed:
+        listed = "\n  ".join(changed)
+        raise TacitError(
+            f"The run in {folder} was started with other settings:\n  {listed}\n"
+            f"Go on with its own settings (tacit resume {folder}), or start anew in another folder with --out."
+        )
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the write is done, and counts then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught and callable(before):
+            before(*caught[0])

@@ -1,0 +1,250 @@
+"""What each side may see: its own shard, the settings, the moment, its own randomness; nothing else.
+
+`Hub` is all that server code is given, `Client` is all that client code is given. Neither holds a reference to
+the other parties' data or to the true labels of unlabelled images.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit import nets, seeds
+from tacit.experiment import Net, Participation, Train
+from tacit.payload import Weights
+from tacit.pieces.statistics import recompute_statistics
+from tacit.pieces.train import cosine, fit, predict, sgd, weights_of
+from tacit.views import Views
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Images with their labels."""
+
+    images: Tensor  # uint8 [n, C, H, W]
+    labels: Tensor  # int64 [n]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one party holds. Either part may be empty."""
+
+    labeled: Labeled
+    unlabeled: Tensor  # uint8 [m, C, H, W]: images only
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What everybody knows before the first round."""
+
+    seed: int
+    classes: tuple[str, ...]
+    channels: int
+    size: int
+    clients: int
+    labeled_clients: tuple[int, ...]
+    net: Net
+    train: Train
+    views: Views
+    participation: Participation
+    device: torch.device
+
+    def build(self, generator: torch.Generator | None = None) -> nn.Module:
+        """The net of the experiment: with fresh weights from a generator, or empty, to be loaded."""
+        net = nets.build(
+            self.net.name,
+            classes=len(self.classes),
+            channels=self.channels,
+            size=self.size,
+            norm=self.net.norm,
+            bn=self.net.bn,
+            stem=self.net.stem,
+            activation=self.net.activation,
+            generator=generator,
+        )
+        return net.to(self.device)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something happens: the stage, the round within it, and the count of all rounds of the run so far."""
+
+    stage: str
+    round: int
+    rounds: int
+    step: int
+
+
+class Workbench:
+    """The nets of one process, used again for every client: building one costs more than loading weights into it."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._nets: list[nn.Module] = []
+        self._taken = 0
+
+    def clear(self) -> None:
+        """Everything may be handed out again: the next client starts."""
+        self._taken = 0
+
+    def take(self, weights: Weights) -> nn.Module:
+        """A net with exactly these weights, its own until `clear`."""
+        if self._taken == len(self._nets):
+            self._nets.append(self.setup.build())
+        net = self._nets[self._taken]
+        self._taken += 1
+        net.load_state_dict(weights)
+        net.requires_grad_(True)
+        net.zero_grad(set_to_none=True)
+        return net.train()
+
+
+class Side:
+    """What both sides have in common."""
+
+    def __init__(self, setup: Setup, shard: Shard, moment: Moment, who: str, bench: Workbench) -> None:
+        self.shard = shard
+        self.train: Train = setup.train
+        self.views: Views = setup.views
+        self.classes = len(setup.classes)
+        self.stage = moment.stage
+        self.round = moment.round
+        self.rounds = moment.rounds
+        self.device = setup.device
+        self._name = (setup.seed, moment.stage, moment.round, who)
+        self._setup = setup
+        self._bench = bench
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A generator for one purpose of this side in this round; the same one however often it is asked for."""
+        return seeds.generator(*self._name, purpose)
+
+    def model(self, weights: Weights) -> nn.Module:
+        """A net with these weights on this side's device, ready to be trained."""
+        return self._bench.take(weights)
+
+    def weights(self, model: nn.Module) -> Weights:
+        """A copy of the model's weights, to send or to keep.
+
+        With BN policy `static` the statistics are first recomputed on this side's own images.
+        """
+        own = self.shard.unlabeled if len(self.shard.unlabeled) else self.shard.labeled.images
+        if self._setup.net.norm == "bn" and self._setup.net.bn == "static" and len(own) > 1:
+            recompute_statistics(model, (self.views.plain(part) for part in own.split(256)))
+        return weights_of(model)
+
+    @property
+    def learning_rate(self) -> float:
+        """`train.lr`, by the schedule over the rounds of this stage."""
+        if self.train.schedule == "cosine":
+            return cosine(self.train.lr, self.round / max(self.rounds, 1))
+        return self.train.lr
+
+    def optimizer(self, model: nn.Module, lr: float | None = None) -> torch.optim.SGD:
+        """SGD as the experiment says, at this round's learning rate unless another is given."""
+        settings = self.train
+        rate = self.learning_rate if lr is None else lr
+        return sgd(model, rate, settings.momentum, settings.weight_decay, settings.nesterov)
+
+    @property
+    def epochs(self) -> int:
+        """Passes over this side's own images in a round."""
+        return self.train.epochs
+
+    def fit_labeled(
+        self,
+        model: nn.Module,
+        epochs: int | None = None,
+        lr: float | None = None,
+        after_epoch: Callable[[int], None] | None = None,
+    ) -> float:
+        """Train on this side's labelled images: cross-entropy on weak views. Returns the last epoch's loss."""
+        labeled = self.shard.labeled
+        return fit(
+            model,
+            labeled.images,
+            labeled.labels,
+            view=self.views.weak_view,
+            optimizer=self.optimizer(model, lr),
+            epochs=self.epochs if epochs is None else epochs,
+            batch=self.train.batch,
+            clip=self.train.clip,
+            generator=self.rng("labeled views"),
+            after_epoch=after_epoch,
+        )
+
+    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Class probabilities of images as they are, without augmentation."""
+        return predict(model, images, self.views.plain)
+
+
+@dataclass
+class Labelling:
+    """What a client told the auditor: which label it gave which unlabelled image, and whether it believed it."""
+
+    index: list[Tensor] = field(default_factory=list)
+    label: list[Tensor] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
+
+
+class Client(Side):
+    """All that client code may see."""
+
+    def __init__(
+        self, setup: Setup, shard: Shard, moment: Moment, number: int, group: int, bench: Workbench
+    ) -> None:
+        super().__init__(setup, shard, moment, f"client-{number}/{group}", bench)
+        self.number = number
+        self.labelling = Labelling()
+
+    def audit(self, index: Tensor, label: Tensor, kept: Tensor) -> None:
+        """Tell which pseudo-labels were given: a door that opens outwards only.
+
+        In a simulation the evaluator compares them with the truth, for the record; nothing comes back.
+        """
+        self.labelling.index.append(index.detach().cpu())
+        self.labelling.label.append(label.detach().cpu())
+        self.labelling.kept.append(kept.detach().cpu())
+
+
+class Hub(Side):
+    """All that server code may see."""
+
+    def __init__(self, setup: Setup, shard: Shard, moment: Moment, bench: Workbench) -> None:
+        super().__init__(setup, shard, moment, "server", bench)
+        self.clients = setup.clients
+        self.labeled_clients = setup.labeled_clients
+        self.notes: dict[str, Any] = {}
+
+    @property
+    def epochs(self) -> int:
+        return self.train.server_epochs or self.train.epochs
+
+    def finetune(self, weights: Weights) -> Weights:
+        """The model after training on the server's labels; as it was if the server has none."""
+        if not len(self.shard.labeled):
+            return weights
+        model = self.model(weights)
+        self.fit_labeled(model)
+        return self.weights(model)
+
+    def new_weights(self) -> Weights:
+        """The first weights of the run: they depend on the seed and on the net, on nothing else."""
+        return weights_of(self._setup.build(seeds.generator(self._setup.seed, "net")))
+
+    def sample_clients(self, among: Sequence[int] | None = None) -> list[int]:
+        """The clients of this round, in order: all of them, a number or a fraction, as the experiment says."""
+        pool = list(range(self.clients)) if among is None else sorted(among)
+        count = self._setup.participation.count(len(pool))
+        chosen = torch.randperm(len(pool), generator=self.rng("clients"))[:count]
+        return sorted(pool[i] for i in chosen.tolist())
+
+    def note(self, **values: float | Tensor | Sequence[float]) -> None:
+        """Put figures into this round's record (a threshold per class, an aggregation weight per client)."""
+        for name, value in values.items():
+            self.notes[name] = value.tolist() if isinstance(value, Tensor) else value

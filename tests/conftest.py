@@ -1,0 +1,45 @@
+"""What the tests share: tiny real experiments on the embedded digits."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+
+from tacit.engine import run_experiment
+from tacit.experiment import resolve
+from tacit.record import Run
+
+torch.set_num_threads(1)
+
+TINY = {"data.subset": 400, "data.test_subset": 200}
+
+
+def digest(run: Run) -> str:
+    """The model of a run, as a hash of its bytes."""
+    return hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def timeless(run: Run) -> list[dict[str, Any]]:
+    """The records of a run without what a clock says."""
+    return [{k: v for k, v in record.items() if k not in ("seconds", "phases")} for record in run.records]
+
+
+@pytest.fixture()
+def tiny(tmp_path: Path) -> Callable[..., Run]:
+    """Run a method with its smoke preset: tiny("fixmatch", "server", rounds=1)."""
+
+    def start(method: str, placement: str = "server", name: str = "run", **settings: Any) -> Run:
+        changes = {key.replace("__", "."): value for key, value in settings.items()}
+        experiment = resolve(
+            {"method.name": method, "method.preset": "smoke", "data.placement": placement}, TINY, changes
+        )
+        return run_experiment(experiment, tmp_path / name)
+
+    return start
