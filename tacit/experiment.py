@@ -195,6 +195,9 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
     given: dict[str, Any] = {}
     for layer in layers:
         given.update(flatten(layer))
+    for section in ("method", "data", "net", "backend"):  # `net = "resnet18"` is short for `net.name`
+        if isinstance(given.get(section), str):
+            given[f"{section}.name"] = given.pop(section)
     method = find_method(str(given.get("method.name", "fedavg")))
     preset = given.get("method.preset", "paper")
     if preset not in method.presets:

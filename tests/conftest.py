@@ -1,6 +1,5 @@
 """What the tests share: tiny real experiments on the embedded digits."""
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,25 +10,13 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from runs import TINY
 
 from tacit.engine import run_experiment
 from tacit.experiment import resolve
 from tacit.record import Run
 
 torch.set_num_threads(1)
-
-TINY = {"data.subset": 400, "data.test_subset": 200}
-
-
-def digest(run: Run) -> str:
-    """The model of a run, as a hash of its bytes."""
-    return hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
-
-
-def timeless(run: Run) -> list[dict[str, Any]]:
-    """The records of a run without what a clock says."""
-    return [{k: v for k, v in record.items() if k not in ("seconds", "phases")} for record in run.records]
-
 
 @pytest.fixture()
 def tiny(tmp_path: Path) -> Callable[..., Run]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, digest, timeless
+from runs import TINY, digest, timeless
 
 from tacit import payload
 from tacit.backends import LocalBackend

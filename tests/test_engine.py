@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import digest, timeless
+from runs import digest, timeless
 
 from tacit.backends import waves
 from tacit.engine import flaw, report

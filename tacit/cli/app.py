@@ -15,6 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
     help="Federated semi-supervised learning: many parties hold images, few hold labels, nobody hands data over.",
     epilog="Start with `tacit demo`, then `tacit methods`, `tacit recipes` and `tacit run RECIPE --dry-run`.",
 )

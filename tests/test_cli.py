@@ -1,0 +1,117 @@
+"""The command line as a person uses it: real processes, every message read."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit.cli.app import app
+from tacit.cli.data import app as data_app
+
+if not any(group.name == "data" for group in app.registered_groups):
+    app.add_typer(data_app, name="data")
+
+
+def tacit(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "tacit", *words], capture_output=True, text=True, env=environment, cwd=cwd, timeout=120
+    )
+
+
+def quick(*words: str) -> str:
+    """The same without a new process, for commands that only tell."""
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+SMOKE = ("--set", "method.name=fixmatch", "--set", "method.preset=smoke", "--set", "data.subset=300")
+
+
+def test_run_writes_a_folder(tmp_path: Path) -> None:
+    done = tacit("run", *SMOKE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "fixmatch-seed0"
+    names = {path.name for path in folder.iterdir()}
+    assert {"experiment.toml", "rounds.jsonl", "summary.json", "split.npz", "model.safetensors", "checkpoint"} <= names
+    assert json.loads((folder / "summary.json").read_text())["method"] == "fixmatch"
+    assert "main round 2" in done.stdout
+    assert "left)" in done.stdout
+    again = tacit("run", *SMOKE, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
+    assert "Traceback" not in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "nothing-like-it"), "is neither a recipe nor a file"),
+        (("run", "dem"), "Did you mean 'demo'?"),
+        (("run", "--set", "method.name=fedvag"), "Did you mean 'fedavg'?"),
+        (("run", "--set", "method=fedvag"), "Did you mean 'fedavg'?"),
+        (("run", "--set", "train=3"), "train = 3"),
+        (("run", "--set", "data.name=nowhere"), "nowhere"),
+        (("run", "--set", "data.clients=500", "--set", "method.preset=smoke"), "500"),
+        (("run", "--set", "net.name=resnet81"), "resnet"),
+        (("resume", "no-such-folder"), "holds no run of tacit"),
+        (("methods", "fedvag"), "Did you mean 'fedavg'?"),
+    ],
+)
+def test_mistakes_end_with_two_and_a_sentence(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    failed = tacit(*words, cwd=tmp_path)
+    assert failed.returncode == 2, failed.stdout + failed.stderr
+    assert message in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert not (tmp_path / "runs").exists()  # nothing was begun
+
+
+def test_dry_run_tells_and_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = quick("run", *SMOKE, "--dry-run")
+    for word in ("[method]", 'name = "fixmatch"', "Parameters", "What it would cost", "warm-up", "Roughly", "server"):
+        assert word in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_methods_tell_what_travels() -> None:
+    assert "fixmatch" in quick("methods")
+    output = quick("methods", "fixmatch", "--set", "net.name=resnet18")
+    for word in ("threshold", "0.95", "confidence that a pseudo-label needs", "NeurIPS 2020", "goes up", "44.7 MB"):
+        assert word in output
+
+
+def test_recipes_are_listed_and_resolve() -> None:
+    from tacit.experiment import resolve
+    from tacit.recipes import known_recipes, load_recipe
+
+    output = quick("recipes")
+    for name in known_recipes():
+        assert name in output
+        resolve(load_recipe(name))
+
+
+def test_split_draws_a_picture(tmp_path: Path) -> None:
+    output = quick("split", *SMOKE, "--out", str(tmp_path / "split.png"))
+    assert "server" in output
+    assert (tmp_path / "split.png").stat().st_size > 1000
+
+
+def test_help_teaches() -> None:
+    output = quick("--help")
+    for word in ("run", "resume", "methods", "recipes", "data", "split", "demo"):
+        assert word in output
+
+
+def test_python_in_three_lines(tmp_path: Path) -> None:
+    import tacit as package
+
+    run = package.run({"method": {"name": "fedavg", "preset": "smoke"}}, out=tmp_path / "run", train__lr=0.05)
+    assert run.experiment.train.lr == 0.05
+    assert len(run["accuracy"]) == 2
+    assert package.load(tmp_path / "run").summary == run.summary

@@ -1,0 +1,90 @@
+"""Every mistake in an experiment is told before any work, with what to write instead."""
+
+from pathlib import Path
+
+import pytest
+
+from tacit.errors import TacitError
+from tacit.experiment import Experiment, differences, known_keys, parse_setting, pick_device, read_toml, resolve
+
+MISTAKES = [
+    ({"data.alhpa": 0.1}, "There is no setting 'data.alhpa'. Did you mean 'data.alpha'?"),
+    ({"lr": 0.1}, "There is no setting 'lr'. Did you mean 'train.lr'?"),
+    ({"data.alpha": -1}, "data.alpha = -1: input should be greater than 0."),
+    ({"data.alpha": "big"}, "data.alpha = 'big': input should be a valid number"),
+    ({"rounds": 2.5}, "rounds = 2.5: input should be a valid integer"),
+    ({"data.placement": "severs"}, "Did you mean 'server'? Write one of: server, clients, some-clients."),
+    ({"net.norm": "ln"}, "net.norm = 'ln' is not a choice."),
+    ({"method.name": "fixmach"}, "There is no method 'fixmach'. Did you mean 'fixmatch'?"),
+    ({"method.preset": "papr"}, "FedAvg has no preset 'papr'. Did you mean 'paper'?"),
+    ({"method.name": "fixmatch", "method.treshold": 0.9}, "has no option 'method.treshold'. Did you mean 'threshold'?"),
+    ({"method.name": "fixmatch", "method.threshold": 1.5}, "method.threshold = 1.5: input should be less than or equal to 1"),
+    ({"method.name": "fixmatch", "method.labels": "rond"}, "Did you mean 'round'? Write one of: batch, round."),
+    (
+        {"data.placement": "some-clients", "data.labeled_clients": 11},
+        "labeled_clients is 11, but there are only 10 clients; write labeled_clients = 10 or fewer",
+    ),
+    ({"seed.x": 1, "seed": 1}, "is a value, not a table"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), MISTAKES, ids=[next(iter(s)) + str(i) for i, (s, _) in enumerate(MISTAKES)])
+def test_mistakes_are_explained(settings: dict, message: str) -> None:
+    with pytest.raises(TacitError) as caught:
+        resolve({"seed": 1}, settings) if "seed.x" not in settings else resolve({"seed": 1}, {"seed.x": 1})
+    assert message in str(caught.value)
+
+
+def test_layers_and_presets() -> None:
+    smoke = resolve({"method": {"name": "fixmatch", "preset": "smoke"}})
+    assert smoke.rounds == 2
+    assert smoke.method["warmup"] == 1
+    above = resolve({"method": {"name": "fixmatch", "preset": "smoke"}, "rounds": 7}, {"method.warmup": 3})
+    assert (above.rounds, above.method["warmup"], above.data.clients) == (7, 3, 4)
+
+
+def test_a_resolved_experiment_resolves_to_itself(tmp_path: Path) -> None:
+    first = resolve({"method": {"name": "fixmatch", "preset": "smoke"}, "paper": {"accuracy": 1.5, "source": "x"}})
+    path = tmp_path / "experiment.toml"
+    path.write_text(first.to_toml())
+    assert resolve(read_toml(path)) == first
+    assert differences(first, resolve(read_toml(path))) == []
+
+
+def test_differences_leave_out_what_changes_nothing() -> None:
+    old, new = resolve({"backend.workers": 1}), resolve({"backend.workers": 2, "seed": 3})
+    assert differences(old, new) == ["seed: 0 in the run, 3 now"]
+
+
+def test_settings_from_the_command_line() -> None:
+    assert parse_setting("data.name=./my images") == ("data.name", "./my images")
+    assert parse_setting("seed=3") == ("seed", 3)
+    assert parse_setting('data.name="digits"') == ("data.name", "digits")
+    with pytest.raises(TacitError, match="key=value"):
+        parse_setting("seed")
+
+
+def test_files_that_are_not_toml(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("seed = = 1")
+    with pytest.raises(TacitError, match=r"bad\.toml is not valid TOML: .*line 1"):
+        read_toml(path)
+
+
+def test_every_key_is_described() -> None:
+    undescribed = []
+    for key in known_keys():
+        *path, last = key.split(".")
+        model = Experiment
+        for part in path:
+            model = model.model_fields[part].annotation  # type: ignore[assignment]
+        if model.model_fields[last].description is None:
+            undescribed.append(key)
+    assert set(undescribed) <= {"seed", "train.momentum", "train.nesterov", "train.weight_decay", "method",
+                                "paper.accuracy", "paper.auc", "paper.source"}
+
+
+def test_devices() -> None:
+    assert pick_device("cpu").type == "cpu"
+    with pytest.raises(TacitError, match="is not a device"):
+        pick_device("gpu7")

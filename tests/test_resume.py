@@ -1,0 +1,199 @@
+"""Killed anywhere, it goes on and ends with the same bytes. Real processes, real kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs import TINY, digest, timeless
+
+from tacit.engine import run_experiment
+from tacit.errors import TacitError
+from tacit.experiment import resolve
+from tacit.record import Run
+
+SETTINGS = {
+    "method.name": "fixmatch",
+    "method.preset": "smoke",
+    "data.placement": "clients",
+    "rounds": 5,
+    **TINY,
+}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def command(folder: Path, *more: str, **changes: object) -> list[str]:
+    sets = [f"--set={key}={value}" for key, value in {**SETTINGS, **changes}.items()]
+    return [sys.executable, "-m", "tacit", "run", *sets, "--out", str(folder), *more]
+
+
+def start(folder: Path, *more: str, **changes: object) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command(folder, *more, **changes), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
+    )
+
+
+def wait_for(condition: object, process: "subprocess.Popen[str]", seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.002)
+
+
+def rounds_done(folder: Path) -> int:
+    try:
+        return len(Run(folder).records)
+    except TacitError:
+        return 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_experiment(resolve(SETTINGS), tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.mark.parametrize("backend", ["local", "pool"])
+def test_kill_nine_at_three_moments(backend: str, whole: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for kill_at, delay in ((0, 0.05), (2, 0.0), (3, 0.11)):  # before the first record, at a boundary, inside a round
+        process = start(folder, "--resume", **{"backend.name": backend, "backend.workers": 2})
+        wait_for((folder / "experiment.toml").is_file, process)
+        wait_for(lambda kill_at=kill_at: rounds_done(folder) >= kill_at, process)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert (Run(folder).summary is None) or kill_at == 3
+    process = start(folder, "--resume", **{"backend.name": backend, "backend.workers": 2})
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    assert digest(Run(folder)) == digest(whole)
+    assert timeless(Run(folder)) == timeless(whole)
+
+
+def test_control_c_says_how_to_go_on(whole: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for(lambda: rounds_done(folder) >= 1, process)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, output
+    assert "--resume" in output
+    assert "Traceback" not in output
+    resumed = subprocess.run(
+        [sys.executable, "-m", "tacit", "resume", str(folder)], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert digest(Run(folder)) == digest(whole)
+
+
+def test_half_written_files_do_no_harm(whole: Run, tmp_path: Path) -> None:
+    """A cut-off last record, a stray temporary file, a record beyond the checkpoint: all of them are got over."""
+    folder = tmp_path / "run"
+
+    class Stop:
+        def start(self, plan: object, done: int) -> None: ...
+        def client_done(self, moment: object, done: int, asked: int) -> None: ...
+        def round_done(self, record: dict) -> None:
+            if record["step"] == 2:
+                raise KeyboardInterrupt
+        def finish(self, summary: object) -> None: ...
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(resolve(SETTINGS), folder, watcher=Stop())
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "stage": "main", "round": 2, "accuracy": 99}) + "\n" + '{"step": 4, "acc')
+    (folder / "checkpoint" / ".latest.safetensors.123").write_bytes(b"half")
+    assert len(Run(folder).records) == 4
+    resumed = run_experiment(resolve(SETTINGS), folder, resume=True)
+    assert timeless(resumed) == timeless(whole)
+    assert digest(resumed) == digest(whole)
+
+
+def test_an_existing_run_is_never_overwritten(whole: Run) -> None:
+    before = digest(whole)
+    with pytest.raises(TacitError, match=r"already holds a run \(6 rounds done\).*--resume"):
+        run_experiment(resolve(SETTINGS), whole.folder)
+    assert digest(whole) == before
+    assert run_experiment(resolve(SETTINGS), whole.folder, resume=True).summary == whole.summary
+
+
+def test_other_settings_are_refused_with_the_difference(whole: Run) -> None:
+    with pytest.raises(TacitError) as caught:
+        run_experiment(resolve(SETTINGS, {"train.lr": 0.5}), whole.folder, resume=True)
+    assert "train.lr: 0.1 in the run, 0.5 now" in str(caught.value)
+    assert "tacit resume" in str(caught.value)
+
+
+def test_another_backend_may_go_on(whole: Run) -> None:
+    run_experiment(resolve(SETTINGS, {"backend.workers": 3}), whole.folder, resume=True)
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, rounds=200)
+    wait_for((folder / "experiment.toml").is_file, process)
+    try:
+        with pytest.raises(TacitError, match=f"Another process \\(number {process.pid}\\)"):
+            run_experiment(resolve(SETTINGS, {"rounds": 200}), folder, resume=True)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(TacitError, match=r"not empty and holds no run \(thesis.tex"):
+        run_experiment(resolve(SETTINGS), tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_workers_do_not_outlive_a_killed_engine(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, rounds=200, **{"backend.name": "pool", "backend.workers": 2})
+    wait_for(lambda: rounds_done(folder) >= 1, process)
+
+    family = descendants(process.pid)
+    assert len(family) >= 3  # the fork server and two workers
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while alive := [pid for pid in family if state_of(pid) not in ("", "Z")]:
+        assert time.monotonic() < deadline, f"still there: {alive}"
+        time.sleep(0.05)
+    # The folder is free at once for whoever resumes.
+    resumed = start(folder, "--resume", rounds=200, **{"backend.name": "local"})
+    before = rounds_done(folder)
+    wait_for(lambda: rounds_done(folder) > before, resumed)
+    resumed.kill()
+    resumed.communicate()
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that come from this one."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        fields = read_stat(stat)
+        if fields:
+            parents[int(stat.parent.name)] = int(fields[1])
+    found = [pid]
+    for parent in found:
+        found += [child for child, of in parents.items() if of == parent]
+    return found[1:]
+
+
+def state_of(pid: int) -> str:
+    """R, S, Z …, or nothing if the process is gone."""
+    fields = read_stat(Path(f"/proc/{pid}/stat"))
+    return fields[0] if fields else ""
+
+
+def read_stat(path: Path) -> list[str]:
+    try:
+        return path.read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
