@@ -57,7 +57,7 @@ class Views:
 
     def plain(self, images: Tensor) -> Tensor:
         """The images themselves, normalised: for tests, and for labelling without chance."""
-        return self._in_pieces(images, None, None)
+        return self._in_pieces(images, lambda piece, _: piece, torch.empty(len(images), 0))
 
     def normalise(self, images: Tensor) -> Tensor:
         """(value / 255 − mean) / std for each channel: what `plain` does, for raw views."""
@@ -95,7 +95,7 @@ class Views:
         weak = self._weaken(images, numbers[:, :WEAK_NUMBERS])
         return randaugment(weak, numbers[:, WEAK_NUMBERS:], POOLS[self.strong])
 
-    def _in_pieces(self, images: Tensor, view: View | None, numbers: Tensor | None, raw: bool = False) -> Tensor:
+    def _in_pieces(self, images: Tensor, view: View, numbers: Tensor, raw: bool = False) -> Tensor:
         """The view of all images, made `CHUNK` at a time; normalised unless `raw`."""
         self._check(images)
         result = torch.empty(images.shape, dtype=torch.uint8 if raw else torch.float32, device=images.device)
@@ -103,7 +103,7 @@ class Views:
         scale = torch.tensor(self.std, device=images.device).mul_(255).reciprocal_().view(-1, 1, 1)
         for start in range(0, len(images), CHUNK):
             piece = slice(start, start + CHUNK)
-            viewed = images[piece] if view is None or numbers is None else view(images[piece], numbers[piece])
+            viewed = view(images[piece], numbers[piece])
             if raw:
                 result[piece] = viewed
             else:

@@ -295,6 +295,11 @@ def test_a_black_edge_is_all_that_an_odd_size_costs_a_transformer() -> None:
     assert net.pos_embed.shape == (1, 65, 192)
 
 
+def test_cnn_with_batch_norm_trains_on_a_single_tiny_image() -> None:
+    net = build("cnn", classes=3, channels=1, size=8, norm="bn", generator=seeded())
+    assert net.train()(images(1, 1, 8)).isfinite().all()  # no map is 1×1, so one image has a variance
+
+
 def test_preferred_layouts() -> None:
     layouts = {name: build(name, classes=2, channels=1, size=8).channels_last for name in NAMES}
     assert layouts == {"cnn": True, "wrn-10-1": True, "resnet18": False, "vit-tiny": False}

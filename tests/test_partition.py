@@ -74,18 +74,23 @@ def test_groups_never_straddle(name, sizes, clients, seed):
 
 
 def test_a_group_counts_as_its_most_frequent_known_label():
-    # four groups of three; by majority two of class 0 and two of class 1, though labels are mixed
+    # four groups of three; by majority 5 and 7 are of class 0, 6 and 8 of class 1, though labels are mixed
     groups = np.repeat([5, 6, 7, 8], 3)
     labels = np.array([0, 0, 1, 1, 1, 0, 0, -1, -1, 1, -1, 1])
-    parts = partition.shards(labels, 4, 1, 1, np.random.default_rng(0), groups)
-    assert sorted(part.tolist() for part in parts) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    for seed in range(10):
+        parts = partition.shards(labels, 2, 1, 1, np.random.default_rng(seed), groups)
+        assert sorted(sorted(set(groups[part])) for part in parts) == [[5, 7], [6, 8]]
 
 
 def test_sizes_with_groups_follow_the_table_to_within_a_group():
-    groups = np.repeat(np.arange(300), np.tile([1, 2, 3], 100))
-    labels = groups % 5
-    parts = partition.iid(labels, 6, 90, np.random.default_rng(0), groups)
-    assert all(abs(len(part) - 100) <= 3 for part in parts)
+    """Groups of 1 and 9: no client is off by more than one large group, and the first one not on average."""
+    groups = np.repeat(np.arange(120), np.tile([1, 9], 60))
+    first = []
+    for seed in range(200):
+        parts = partition.iid(groups % 5, 6, 90, np.random.default_rng(seed), groups)
+        assert all(abs(len(part) - 100) <= 9 for part in parts)
+        first.append(len(parts[0]))
+    assert np.mean(first) == pytest.approx(100, abs=0.8)  # four standard errors of rounding to a multiple of 9
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "dirichlet-client", "shards", "iid"])
@@ -97,6 +102,9 @@ def test_unknown_labels_are_dealt_evenly(name):
         assert 0 <= min(unknown) <= max(unknown) <= 28  # left to chance; sizes are even instead
     else:
         assert sorted(unknown) == [8] * 7 + [9] * 3
+    if name == "dirichlet-client":
+        labels = np.concatenate([np.repeat([0, 1, 2, 3], 51), np.full(83, -1)])  # 204 and 83 both leave some over
+        assert sorted(map(len, draw(name, labels, 10))) == [28] * 3 + [29] * 7
 
 
 def test_dirichlet_draws_per_class_over_clients():

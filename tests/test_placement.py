@@ -131,6 +131,8 @@ def test_clients_minimum_counts_labelled_and_unlabelled_together():
     assert all(len(unlabeled) >= 60 for _, unlabeled in placed.clients)
     assert min(len(labeled) for labeled, _ in placed.clients) >= 1
     assert placed.record["least_labeled"] == 1
+    exact = draw(placement="clients", labels=100, clients=10, min_size=100, partition="iid")
+    assert all(len(unlabeled) == 100 for _, unlabeled in exact.clients)  # 10 labelled and 90 others
 
 
 def test_fewer_labels_than_clients_leave_some_without():
@@ -192,6 +194,16 @@ def test_stratified_is_exact_and_never_loses_a_class(sizes, data):
     rare = exact < 1
     assert (taken[rare] == 1).all()
     assert (np.abs(taken - exact)[~rare] < 1 + rare.sum()).all()
+
+
+def test_chance_decides_which_classes_get_the_remainder():
+    """13 labels of 10 classes: three classes get two; in 100 draws each class about 30 times."""
+    twice = np.zeros(10, int)
+    for seed in range(100):
+        counts = np.bincount(BALANCED[balanced_pool(BALANCED, None, 13, np.random.default_rng(seed))], minlength=10)
+        assert sorted(counts) == [1] * 7 + [2] * 3
+        twice += counts == 2
+    assert twice.min() > 10
 
 
 def test_pool_of_whole_groups_fits_exactly_where_it_can():

@@ -68,6 +68,26 @@ def test_dsa_operations_by_hand() -> None:
         assert (colour.mean() - ramp.mean()).abs() <= 0.5 + 1e-4
 
 
+def test_dsa_turns_by_up_to_15_degrees_and_scales_by_up_to_a_fifth() -> None:
+    """Where a spot 12 pixels right of and 8 below the middle goes tells the angle and both factors."""
+    y, x = torch.arange(64.0).view(-1, 1) - 31.5, torch.arange(64.0) - 31.5
+    spot = torch.exp(-((x - 12) ** 2 + (y - 8) ** 2) / 8).expand(1, 1, 64, 64)
+    angles, factors = [], []
+    for seed in range(60):
+        for name in ("rotate", "scale"):
+            seen = dsa(spot, generator(seed), [name])[0, 0].double()
+            right, down = ((seen * x).sum() / seen.sum()).item(), ((seen * y).sum() / seen.sum()).item()
+            if name == "rotate":
+                angles.append(math.degrees(math.atan2(down, right) - math.atan2(8, 12)))
+                assert math.hypot(down, right) == pytest.approx(math.hypot(8, 12), abs=0.05)
+            else:
+                factors += [right / 12, down / 8]
+    assert 12 < max(angles) < 15.1
+    assert -15.1 < min(angles) < -12
+    assert 1.15 < max(factors) < 1.205
+    assert 0.83 < min(factors) < 0.87
+
+
 def test_dsa_draws_every_operation() -> None:
     """A flat picture of ones: a flip or a colour keeps it flat, the others bring zeros in, each in its own way."""
     ones = torch.ones(1, 1, 32, 32)
@@ -165,6 +185,13 @@ def test_pipe_labels_say_what_was_done(smooth: tuple[Tensor, Tensor, Tensor]) ->
     expected = start + labels[chosen, 7:] * torch.tensor([64 / 8, 48 / 8])
     assert len(chosen) > 20
     assert torch.allclose(centre(seen[chosen]), expected, atol=0.1)
+
+
+def test_pipe_brings_in_the_image_reflected_not_black() -> None:
+    ones = torch.ones(300, 1, 16, 16)
+    seen, labels = augment_pipe(ones, generator(4), probability=0.5)
+    assert labels.any()
+    assert torch.allclose(seen, ones, atol=1e-5)
 
 
 def test_pipe_same_seed_same_images_and_other_images_have_no_say() -> None:

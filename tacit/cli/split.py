@@ -21,14 +21,13 @@ def show_split(split: Split, dataset: Dataset, out: Path | None, console: Consol
     """Print parties × classes and what to beware of; with `out`, draw the PNG and save the split beside it."""
     picture, saved = (None, None) if out is None else _targets(out)
     labeled, unlabeled = class_table(split, np.asarray(dataset.train_labels), len(dataset.classes))
-    console.print(f"[bold]{escape(title(split))}[/]", highlight=False)
+    console.print(f"[bold]{escape(title(split))}[/]\n", highlight=False)
     if len(split.clients) > MOST_ROWS:
-        console.print(_by_class(split, dataset, labeled, unlabeled))
-        console.print(_sizes(split, labeled, unlabeled))
+        console.print(_by_class(dataset, labeled, unlabeled), "")
+        console.print(_sizes(split, labeled, unlabeled), "")
     else:
-        table = _parties_by_classes(split, dataset, labeled, unlabeled)
-        fits = console.measure(table).minimum <= console.width and len(dataset.classes) <= MOST_ROWS
-        console.print(table if fits else _parties(split, dataset, labeled, unlabeled))
+        table = _parties_by_classes(split, dataset, labeled, unlabeled, console.width)
+        console.print(table or _parties(split, dataset, labeled, unlabeled), "")
     tested = len(split.test)
     console.print(f"Tested on {tested:,} of {len(dataset.test_labels):,} test images.", highlight=False)
     for warning in warnings(split, dataset):
@@ -55,14 +54,27 @@ def _targets(out: Path) -> tuple[Path, Path]:
 
 
 def _cell(labeled: int, unlabeled: int) -> str:
-    """Labelled in bold, then unlabelled; what is not there is not shown.
+    """Labelled with a star, unlabelled below; what is not there is not shown.
 
     >>> _cell(5, 0), _cell(0, 40), _cell(5, 40), _cell(0, 0)
-    ('[bold orange3]5*[/]', '40', '[bold orange3]5*[/]/40', '·')
+    ('5*', '40', '5*\\n40', '·')
     """
-    texts = [f"[bold orange3]{labeled}*[/]"] if labeled else []
+    texts = [f"{labeled}*"] if labeled else []
     texts += [str(unlabeled)] if unlabeled else []
-    return "/".join(texts) or "·"
+    return "\n".join(texts) or "·"
+
+
+def _coloured(cell: str) -> str:
+    return "\n".join(f"[bold orange3]{line}[/]" if line.endswith("*") else line for line in cell.split("\n"))
+
+
+def _table(heads: Sequence[str], gap: int = 2) -> Table:
+    """A table without a frame; the first column holds names, the others numbers, and none is ever cut."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), show_edge=False, pad_edge=False)
+    for number, head in enumerate(heads):
+        least = len(head) if number else len("client 99")
+        table.add_column(head, justify="right" if number else "left", no_wrap=True, min_width=least)
+    return table
 
 
 def _party_names(split: Split) -> list[str]:
@@ -74,27 +86,44 @@ def _totals(split: Split) -> list[tuple[int, int]]:
     return [(len(split.server), 0), *((len(part.labeled), len(part.unlabeled)) for part in split.clients)]
 
 
-def _parties_by_classes(split: Split, dataset: Dataset, labeled: np.ndarray, unlabeled: np.ndarray) -> Table:
-    table = Table(box=SIMPLE_HEAD, caption="* labelled; the others unlabelled", caption_justify="left")
-    table.add_column("", no_wrap=True)
-    for name in dataset.classes:
-        table.add_column(escape(name), justify="right", no_wrap=False, overflow="fold")
-    table.add_column("in all", justify="right", no_wrap=True)
-    for row, (party, total) in enumerate(zip(_party_names(split), _totals(split), strict=True)):
-        if row == 0 and not total[0]:
-            continue  # the server holds nothing
-        cells = [_cell(int(a), int(b)) for a, b in zip(labeled[row], unlabeled[row], strict=True)]
-        table.add_row(party, *cells, _cell(*total))
-    sums = zip(labeled.sum(axis=0), unlabeled.sum(axis=0), strict=True)
-    everything = _cell(sum(a for a, _ in _totals(split)), sum(b for _, b in _totals(split)))
+def _parties_by_classes(
+    split: Split, dataset: Dataset, labeled: np.ndarray, unlabeled: np.ndarray, screen_width: int
+) -> Table | None:
+    """The whole table, with names cut short if need be; None if even its numbers are too wide for the screen."""
+    totals = _totals(split)
+    counts = [*zip(labeled, unlabeled, strict=True), (labeled.sum(axis=0), unlabeled.sum(axis=0))]
+    sums = [*totals, (sum(a for a, _ in totals), sum(b for _, b in totals))]
+    rows = [
+        [party, *(_cell(int(a), int(b)) for a, b in zip(*both, strict=True)), _cell(*total)]
+        for party, both, total in zip([*_party_names(split), "all"], counts, sums, strict=True)
+        if sum(total)  # the server may hold nothing
+    ]
+    widths = [max(len(line) for row in rows for line in row[column].split("\n")) for column in range(len(rows[0]))]
+    names = ["", *dataset.classes, "in all"]
+    widths[-1] = max(widths[-1], len("in all"))
+    gap = 2 if sum(widths) + 2 * len(widths) <= screen_width else 1
+    spare = screen_width - sum(widths) - gap * len(widths)
+    if spare < 0:
+        return None
+    wishes = [max(len(name) - width, 0) for name, width in zip(names, widths, strict=True)]
+    extra = max(wishes) if sum(wishes) <= spare else spare // len(names)
+    table = _table([], gap)
+    for name, width in zip(names, widths, strict=True):
+        shown = min(len(name), width + extra)
+        head = name if shown == len(name) else name[: shown - 1] + "…"
+        table.add_column(escape(head), justify="right" if name else "left", no_wrap=True)
+    for row in rows[:-1]:
+        table.add_row(*map(_coloured, row))
     table.add_section()
-    table.add_row("all", *(_cell(int(a), int(b)) for a, b in sums), everything)
+    table.add_row(*map(_coloured, rows[-1]))
+    table.caption, table.caption_justify = "* labelled; the others unlabelled", "left"
     return table
 
 
 def _parties(split: Split, dataset: Dataset, labeled: np.ndarray, unlabeled: np.ndarray) -> Table:
     """One line a party, for many classes or a narrow screen."""
-    table = Table("", "labelled", "unlabelled", "classes", "most of", box=SIMPLE_HEAD)
+    table = _table(["", "labelled", "unlabelled", "classes"])
+    table.add_column("most of", overflow="ellipsis", no_wrap=True)
     for row, (party, total) in enumerate(zip(_party_names(split), _totals(split), strict=True)):
         if row == 0 and not total[0]:
             continue
@@ -106,7 +135,7 @@ def _parties(split: Split, dataset: Dataset, labeled: np.ndarray, unlabeled: np.
     return table
 
 
-def _by_class(split: Split, dataset: Dataset, labeled: np.ndarray, unlabeled: np.ndarray) -> Table:
+def _by_class(dataset: Dataset, labeled: np.ndarray, unlabeled: np.ndarray) -> Table:
     """One line a class, those with the fewest labels first if there are too many to show."""
     classes = np.arange(len(dataset.classes))
     caption = ""
@@ -114,11 +143,8 @@ def _by_class(split: Split, dataset: Dataset, labeled: np.ndarray, unlabeled: np
         classes = np.argsort(labeled.sum(axis=0), kind="stable")[:MOST_ROWS]
         caption = f"the {MOST_ROWS} of {len(dataset.classes)} classes with the fewest labels"
     held = np.maximum(labeled, unlabeled)[1:]
-    table = Table(box=SIMPLE_HEAD, caption=caption or None)
-    heads = ("labelled", "unlabelled", "clients that hold it", "most at one client")
-    table.add_column("class")
-    for head in heads:
-        table.add_column(head, justify="right")
+    table = _table(["class", "labelled", "unlabelled", "clients that hold it", "most at one client"])
+    table.caption = caption or None
     for which in classes:
         counts = (
             labeled[:, which].sum(),
@@ -134,9 +160,7 @@ def _sizes(split: Split, labeled: np.ndarray, unlabeled: np.ndarray) -> Table:
     """Least, median and most over the clients."""
     totals = np.array(_totals(split))[1:]
     held_classes = (np.maximum(labeled, unlabeled)[1:] > 0).sum(axis=1)
-    table = Table("of a client", box=SIMPLE_HEAD)
-    for head in ("least", "median", "most"):
-        table.add_column(head, justify="right")
+    table = _table(["of a client", "least", "median", "most"])
 
     def add(name: str, numbers: Sequence[int] | np.ndarray) -> None:
         values = (np.min(numbers), np.median(numbers), np.max(numbers))

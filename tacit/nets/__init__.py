@@ -1,0 +1,120 @@
+"""The nets by name: `build("wrn-28-2", classes=10, channels=3, size=32)`; the options are in docs/nets.md."""
+
+import re
+from collections.abc import Iterable
+from typing import get_args
+
+import torch
+
+from tacit.errors import TacitError, nearest
+from tacit.nets.cnn import ConvolutionalNet
+from tacit.nets.layers import (
+    Activation,
+    BatchNormPolicy,
+    Layers,
+    Net,
+    Norm,
+    Stem,
+    initialise,
+    parameter_count,
+)
+from tacit.nets.resnet import ResNet18
+from tacit.nets.vit import VisionTransformer
+from tacit.nets.wrn import WideResNet
+
+__all__ = ["Net", "build", "known", "parameter_count"]
+
+
+def known() -> list[tuple[str, str]]:
+    """Every name that `build` takes, with a line about it."""
+    return [
+        ("cnn", "three 3×3 convolutions, 0.09 M parameters; for quick runs"),
+        (
+            "wrn-D-W",
+            "wide residual net of depth D (6n + 4) and width W: wrn-28-2 (1.5 M), wrn-28-8 (23 M), …",
+        ),
+        ("resnet18", "ResNet-18, 11.2 M parameters; stem = imagenet (as in CBAFed, DDRFed) or cifar"),
+        ("vit-tiny", "small vision transformer, 5.4 M parameters; LayerNorm, so norm and bn have no effect"),
+    ]
+
+
+def build(
+    name: str,
+    *,
+    classes: int,
+    channels: int,
+    size: int,
+    norm: Norm = "gn",
+    bn: BatchNormPolicy = "average",
+    stem: Stem = "imagenet",
+    activation: Activation = "relu",
+    generator: torch.Generator | None = None,
+) -> Net:
+    """A net for images [channels, size, size], its first weights drawn from the generator.
+
+    Without a generator all weights are zero, to be loaded. Options that a net does not have (the stem of
+    a WRN, the norm of a ViT) change nothing.
+
+    >>> net = build("wrn-28-2", classes=10, channels=3, size=32, norm="bn")
+    >>> parameter_count(net)
+    1467610
+    >>> net(torch.zeros(5, 3, 32, 32)).shape, net.features(torch.zeros(5, 3, 32, 32)).shape
+    (torch.Size([5, 10]), torch.Size([5, 128]))
+    """
+    check_choice("norm", norm, get_args(Norm))
+    check_choice("bn", bn, get_args(BatchNormPolicy))
+    check_choice("stem", stem, get_args(Stem))
+    check_choice("activation", activation, get_args(Activation))
+    check_least("classes", classes, 2)
+    check_least("channels", channels, 1)
+    check_least("size", size, 8)
+    layers = Layers(norm, bn, activation)
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
+        net = construct(name, classes, channels, size, stem, layers)
+    net.to_empty(device="cpu")
+    if generator is None:
+        with torch.no_grad():
+            for tensor in (*net.parameters(), *net.buffers()):
+                tensor.zero_()
+    else:
+        initialise(net, generator)
+    return net
+
+
+def construct(name: str, classes: int, channels: int, size: int, stem: Stem, layers: Layers) -> Net:
+    if name == "cnn":
+        return ConvolutionalNet(classes, channels, layers)
+    if name == "resnet18":
+        return ResNet18(classes, channels, stem, layers)
+    if name == "vit-tiny":
+        return VisionTransformer(classes, channels, size)
+    if found := re.fullmatch(r"wrn-(\d+)-(\d+)", name):
+        depth, width = int(found[1]), int(found[2])
+        check_wide(name, depth, width)
+        return WideResNet(depth, width, classes, channels, layers)
+    names = ["cnn", "wrn-28-2", "wrn-28-8", "resnet18", "vit-tiny"]
+    patterns = ", ".join(pattern for pattern, _ in known())
+    raise TacitError(f"There is no net '{name}'; there are {patterns}.{nearest(name, names)}")
+
+
+def check_wide(name: str, depth: int, width: int) -> None:
+    if depth < 10 or depth % 6 != 4:
+        better = max(10, (depth - 4 + 3) // 6 * 6 + 4)
+        raise TacitError(
+            f"There is no net '{name}': the depth of a wide residual net is 6n + 4 (10, 16, 22, 28, …). "
+            f"Write 'wrn-{better}-{max(1, width)}'."
+        )
+    if width < 1:
+        raise TacitError(f"There is no net '{name}': the width must be at least 1. Write 'wrn-{depth}-2'.")
+
+
+def check_choice(option: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        expected = ", ".join(choices)
+        raise TacitError(f"net.{option} is '{value}'; it must be one of {expected}.{nearest(value, choices)}")
+
+
+def check_least(what: str, value: int, least: int) -> None:
+    if value < least:
+        hint = " Enlarge the images with data.image_size." if what == "size" else ""
+        raise TacitError(f"A net cannot have {what} = {value}; it must be at least {least}.{hint}")

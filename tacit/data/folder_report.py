@@ -1,0 +1,137 @@
+"""A look at the user's own images before anything is done with them: what is there, what is wrong."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tacit.data.images import LARGEST, RULE, SMALLEST
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image file and what is known about it."""
+
+    path: Path
+    label: str = ""  # empty: unlabelled
+    part: str = "train"  # or "test"
+    group: str = ""  # images that belong together; empty: alone
+
+
+@dataclass
+class FolderReport:
+    """What a folder (or a table) of images holds; `text` says it to people."""
+
+    path: Path
+    items: list[Item] = field(default_factory=list)  # readable images
+    unreadable: list[tuple[Path, str]] = field(default_factory=list)  # and why
+    not_images: list[Path] = field(default_factory=list)  # by their names
+    stray: list[Path] = field(default_factory=list)  # images that lie in no class folder
+    ignored: list[str] = field(default_factory=list)  # folders that are not read, such as val
+    folders: list[str] = field(default_factory=list)  # every class that was promised, also the empty ones
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height)
+    grey: int = 0
+    colour: int = 0
+
+    @property
+    def classes(self) -> list[str]:
+        """Classes with at least one readable image; 2 comes before 10 where all names are numbers."""
+        names = {item.label for item in self.items if item.label}
+        return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+
+    @property
+    def empty_classes(self) -> list[str]:
+        return [name for name in self.folders if name not in self.classes]
+
+    @property
+    def has_test(self) -> bool:
+        return any(item.part == "test" for item in self.items)
+
+    def counts(self, part: str) -> Counter[str]:
+        return Counter(item.label for item in self.items if item.part == part)
+
+    @property
+    def size(self) -> int:
+        """The most common shorter side (the smaller one of equals), at least 8 and at most 64."""
+        sides: Counter[int] = Counter()
+        for (width, height), number in self.sizes.items():
+            sides[min(width, height)] += number
+        common = min(sides, key=lambda side: (-sides[side], side), default=SMALLEST)
+        return min(max(common, SMALLEST), LARGEST)
+
+    @property
+    def hopeless(self) -> list[str]:
+        """What leaving out the bad files would not mend."""
+        faults = []
+        labeled = [item for item in self.items if item.label]
+        if len(self.items) < 2:
+            faults.append(f"{len(self.items) or 'no'} readable image: nothing can be learnt and tested with it")
+        elif len(self.classes) < 2:
+            faults.append(f"{len(self.classes) or 'no'} class with images; at least two are needed to tell apart")
+        elif not self.has_test and len(labeled) == len(self.classes):
+            faults.append("one image for each class: none can be held out to test with")
+        if self.has_test and not any(item.part == "train" for item in labeled):
+            faults.append("no labelled training image")
+        if any(item.part == "test" and not item.label for item in self.items):
+            faults.append("test images without a label: nothing could be measured on them")
+        return faults
+
+    @property
+    def bad(self) -> list[str]:
+        """What can be left out, if the user says so."""
+        faults = []
+        if self.unreadable:
+            number, of = len(self.unreadable), len(self.unreadable) + len(self.items)
+            share = f"{number} of {of}, {100 * number / of:.1f} %"
+            faults.append(f"images that cannot be read ({share}): {self._unreadable()}")
+        if self.not_images:
+            faults.append(f"not images, by their names ({len(self.not_images)}): {_few(self.not_images)}")
+        if self.stray:
+            faults.append(f"images that lie in no class folder ({len(self.stray)}): {_few(self.stray)}")
+        if self.empty_classes:
+            faults.append(f"empty classes ({len(self.empty_classes)}): {_few(self.empty_classes)}")
+        return faults
+
+    def remarks(self, size: int) -> list[str]:
+        """What is done to good images, which a reader of results should know."""
+        said = []
+        if self.grey and self.colour:
+            said.append(f"grey ({self.grey}) and colour ({self.colour}) images are mixed: all become RGB")
+        if set(self.sizes) - {(size, size)}:
+            common = ", ".join(f"{w}×{h} ({number})" for (w, h), number in self.sizes.most_common(3))
+            more = ", …" if len(self.sizes) > 3 else ""
+            said.append(f"sizes are {common}{more}: {RULE.format(size=size)}")
+        if self.ignored:
+            said.append(f"not read: {', '.join(self.ignored)}")
+        untrained = [name for name in self.classes if not self.counts("train")[name]]
+        if untrained:
+            said.append(f"only in the test set: {_few(untrained)}")
+        if not self.has_test:
+            said.append("no test set was given: 20 % of the labelled images of each class are held out, seeded")
+        return said
+
+    @property
+    def text(self) -> str:
+        train, test = self.counts("train"), self.counts("test")
+        unlabeled = train.pop("", 0)
+        lines = [
+            f"{self.path}: {len(self.items)} readable images in {len(self.classes)} classes, {unlabeled} unlabelled"
+        ]
+        for name in [*self.classes, *self.empty_classes]:
+            split = f"{train[name]:>7} train {test[name]:>7} test" if self.has_test else f"{train[name]:>7}"
+            lines.append(f"  {name:<24}{split}")
+        lines += [f"  ✗ {fault}" for fault in (*self.hopeless, *self.bad)]
+        lines += [f"  · {remark}" for remark in self.remarks(self.size)]
+        return "\n".join(lines)
+
+    def _unreadable(self) -> str:
+        few = ", ".join(f"{path.name} ({why})" for path, why in self.unreadable[:3])
+        return few + (", …" if len(self.unreadable) > 3 else "")
+
+
+def _few(things: list[Path] | list[str]) -> str:
+    """
+    >>> _few(["a", "b", "c", "d", "e"])
+    'a, b, c, …'
+    """
+    names = [thing.name if isinstance(thing, Path) else thing for thing in things]
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

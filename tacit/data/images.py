@@ -1,0 +1,71 @@
+"""One image file to one array, by one rule: shorter side to S pixels, then the centre square."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".pnm")
+LARGEST, SMALLEST = 64, 8  # the range of S where nobody asks for a size: enough for the nets, small in memory
+RULE = "the shorter side becomes {size} pixels (bicubic), then the centre square is cut out"
+
+
+def open_image(path: Path) -> Image.Image:
+    """The decoded image, the right way up (cameras note the rotation instead of doing it), first frame only.
+
+    Raises whatever Pillow raises on a file that it cannot read.
+    """
+    with Image.open(path) as image:
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+    if upright.mode == "F":
+        raise ValueError("floating-point pixels")
+    if upright.mode.startswith("I"):  # 16 bits a pixel: keep the upper eight
+        return Image.fromarray((np.asarray(upright).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    return upright
+
+
+def is_grey(image: Image.Image) -> bool:
+    """Grey by what the file says; a palette is colour.
+
+    >>> is_grey(Image.new("L", (2, 2))), is_grey(Image.new("RGB", (2, 2)))
+    (True, False)
+    """
+    return image.mode in ("1", "L", "LA", "La")
+
+
+def square(image: Image.Image, size: int) -> Image.Image:
+    """Shorter side to `size`, then the centre square; an image that is `size` square stays as it is.
+
+    >>> square(Image.new("L", (40, 20)), 10).size
+    (10, 10)
+    """
+    if image.size == (size, size):
+        return image
+    scale = size / min(image.size)
+    width, height = (max(size, round(side * scale)) for side in image.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    resized = image.resize((width, height), Image.Resampling.BICUBIC)
+    return resized.crop((left, top, left + size, top + size))
+
+
+def pixels(image: Image.Image, size: int, grey: bool) -> np.ndarray:
+    """uint8 [1 or 3, size, size]; transparency is dropped.
+
+    >>> pixels(Image.new("L", (30, 20), 7), 8, grey=False).shape
+    (3, 8, 8)
+    """
+    array = np.asarray(square(image.convert("L" if grey else "RGB"), size))
+    return array[None] if grey else array.transpose(2, 0, 1)
+
+
+def centre_square(images: np.ndarray) -> np.ndarray:
+    """The centre square of images [N, C, H, W].
+
+    >>> centre_square(np.arange(6).reshape(1, 1, 2, 3))[0, 0].tolist()
+    [[0, 1], [3, 4]]
+    """
+    height, width = images.shape[2:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return np.ascontiguousarray(images[:, :, top : top + side, left : left + side])

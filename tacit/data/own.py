@@ -1,0 +1,217 @@
+"""The user's own data: a folder of images, a table of paths and labels (.csv, .parquet), or an .npz."""
+
+import csv
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tacit.data.archives import naming
+from tacit.data.arrays import Arrays, check_arrays, hold_out, number_groups, to_dataset
+from tacit.data.dataset import Dataset
+from tacit.data.download import Progress, silent
+from tacit.data.folder_report import FolderReport, Item
+from tacit.data.images import ENDINGS, centre_square, is_grey, open_image, pixels
+from tacit.data.readers import read_npz
+from tacit.errors import TacitError
+from tacit.seeds import numpy_generator
+
+HELD_OUT = 0.2
+UNLABELED = "unlabeled"
+
+
+def load_own(path: Path, *, skip_unreadable: bool = False, image_size: int = 0, progress: Progress = silent) -> Dataset:
+    """The data set at a path; an error with a full report where something is wrong with it."""
+    if path.is_dir():
+        report = inspect_folder(path, progress)
+    elif path.suffix.lower() == ".npz":
+        return _own_npz(path)
+    elif path.suffix.lower() in (".csv", ".parquet"):
+        report = inspect_table(path, progress)
+    else:
+        raise TacitError(
+            f"{path} is no data set. Expected a folder with one folder of images for each class, an .npz, "
+            "or a .csv or .parquet with the columns path and label."
+        )
+    if report.hopeless:
+        raise TacitError(f"{report.text}\nThis cannot be used as it is: mend what is marked ✗ first.")
+    if report.bad and not skip_unreadable:
+        raise TacitError(
+            f"{report.text}\nMend what is marked ✗, or go on without it: skip_unreadable = true under [data] "
+            "(`--set data.skip_unreadable=true`)."
+        )
+    return _load_items(report, image_size or report.size, progress)
+
+
+def inspect_folder(path: Path, progress: Progress = silent) -> FolderReport:
+    """Look at every file of a folder: one sub-folder for each class, and optionally `unlabeled`; or `train` and
+    `test`, each with class folders."""
+    report = FolderReport(path)
+    items: list[Item] = []
+    train, test, unlabeled = path / "train", path / "test", path / UNLABELED
+    if _folders(train):
+        with_test = bool(_folders(test))
+        parts = {"train": train} | ({"test": test} if with_test else {})
+        read = {train, unlabeled} | ({test} if with_test else set())
+        report.ignored = [folder.name for folder in _folders(path) if folder not in read]
+        if unlabeled.is_dir():
+            items += [Item(file) for file in _images_in(unlabeled, report)]
+        report.stray += _loose_images(path)
+    else:
+        parts = {"train": path}
+    for part, top in parts.items():
+        report.stray += _loose_images(top)
+        for folder in _folders(top):
+            label = "" if folder.name == UNLABELED else folder.name
+            if label and label not in report.folders:
+                report.folders.append(label)
+            items += [Item(file, label, part) for file in _images_in(folder, report)]
+    _look_at(items, report, progress)
+    return report
+
+
+def inspect_table(path: Path, progress: Progress = silent) -> FolderReport:
+    """Look at every file that a table names; paths are relative to the table's own folder."""
+    report = FolderReport(path)
+    items = []
+    for number, row in enumerate(_rows(path), start=1):
+        part = row.get("split", "") or "train"
+        if part not in ("train", "test"):
+            raise TacitError(f"{path}, row {number}: split is '{part}'. Expected train, test, or nothing (train).")
+        if not row["path"]:
+            raise TacitError(f"{path}, row {number}: the path is empty.")
+        items.append(Item(path.parent / row["path"], row["label"], part, row.get("group", "")))
+    _look_at(items, report, progress)
+    return report
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")) if path.is_dir() else []
+
+
+def _loose_images(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.suffix.lower() in ENDINGS and p.is_file() and not _hidden(p.name))
+
+
+def _hidden(name: str) -> bool:
+    """What file managers leave behind is nobody's mistake."""
+    return name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini")
+
+
+def _images_in(folder: Path, report: FolderReport) -> Iterator[Path]:
+    """Files that are images by their names, at any depth, in a fixed order; the others go into the report."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if Path(name).suffix.lower() in ENDINGS and not _hidden(name):
+                yield Path(place, name)
+            elif not _hidden(name):
+                report.not_images.append(Path(place, name))
+
+
+def _look_at(items: list[Item], report: FolderReport, progress: Progress) -> None:
+    for number, item in enumerate(items, start=1):
+        try:
+            image = open_image(item.path)
+        except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
+            why = "no such file" if isinstance(error, FileNotFoundError) else str(error).split(str(item.path))[0]
+            report.unreadable.append((item.path, why.strip(" '\"") or type(error).__name__))
+            continue
+        report.items.append(item)
+        report.sizes[image.size] += 1
+        report.grey += is_grey(image)
+        report.colour += not is_grey(image)
+        progress("looking at the images", number, len(items))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a table as text; nothing and null are the empty text."""
+    rows: list[dict[str, Any]]
+    with naming(path):
+        if path.suffix.lower() == ".csv":
+            with open(path, newline="", encoding="utf-8-sig") as file:
+                reader = csv.DictReader(file)
+                rows, columns = list(reader), list(reader.fieldnames or ())
+        else:
+            try:
+                from pyarrow import parquet
+            except ImportError:
+                raise TacitError("Parquet files need pyarrow: pip install 'tacit[tables]'") from None
+            table = parquet.read_table(path)
+            rows, columns = table.to_pylist(), list(table.column_names)
+    missing = [column for column in ("path", "label") if column not in columns]
+    if missing:
+        raise TacitError(
+            f"{path} has the columns {', '.join(columns) or '(none)'}; {' and '.join(missing)} missing. "
+            "Expected path, label, and optionally split (train or test) and group."
+        )
+    return [{column: _text(row.get(column)) for column in columns} for row in rows]
+
+
+def _text(value: Any) -> str:
+    """
+    >>> _text(None), _text(" cat "), _text(3), _text(3.0), _text(float("nan"))
+    ('', 'cat', '3', '3', '')
+    """
+    if value is None or value != value:  # NaN is how some writers say "nothing"
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a column of whole numbers with gaps is stored as fractions
+    return str(value).strip()
+
+
+def _load_items(report: FolderReport, size: int, progress: Progress) -> Dataset:
+    """Read the images that the report found good."""
+    items, classes, grey = report.items, report.classes, report.colour == 0
+    images = np.empty((len(items), 1 if grey else 3, size, size), np.uint8)
+    for number, item in enumerate(items):
+        images[number] = pixels(open_image(item.path), size, grey)
+        progress("reading the images", number + 1, len(items))
+    labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
+    groups = None
+    if any(item.group for item in items):  # an image without a group is a group of its own
+        groups = np.array([item.group or f"\0{number}" for number, item in enumerate(items)])
+    test = np.array([item.part == "test" for item in items])
+    if not report.has_test:
+        test = _held_out(labels, groups)
+    train_groups, test_groups = (None, None) if groups is None else number_groups(groups[~test], groups[test])
+    arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes), train_groups, test_groups)
+    left_out = [f"left out: {fault}" for fault in report.bad]
+    arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size)]))
+    check_arrays(arrays, str(report.path))
+    return to_dataset(arrays, report.path.resolve().stem, mirror=True)
+
+
+def _held_out(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """The same images whatever the experiment's seed, so that all runs are measured on the same test set."""
+    return hold_out(labels, groups, HELD_OUT, numpy_generator("own data", "test set"))
+
+
+def _own_npz(path: Path) -> Dataset:
+    arrays = read_npz(path)
+    if not arrays.classes:  # the classes that occur, by their numbers
+        number = int(max(arrays.train_labels.max(initial=-1), arrays.test_labels.max(initial=-1))) + 1
+        arrays = replace(arrays, classes=tuple(str(label) for label in range(number)))
+    notes = [arrays.note] if arrays.note else []
+    if not len(arrays.test_images):
+        test = _held_out(arrays.train_labels, arrays.train_groups)
+        images, labels, groups = arrays.train_images, arrays.train_labels, arrays.train_groups
+        arrays = replace(
+            arrays,
+            train_images=images[~test],
+            train_labels=labels[~test],
+            test_images=images[test],
+            test_labels=labels[test],
+            train_groups=None if groups is None else groups[~test],
+            test_groups=None if groups is None else groups[test],
+        )
+        notes.append("no test set was given: 20 % of the labelled images of each class are held out, seeded")
+    check_arrays(arrays, str(path))
+    if arrays.train_images.shape[2] != arrays.train_images.shape[3]:
+        train, test = centre_square(arrays.train_images), centre_square(arrays.test_images)
+        arrays = replace(arrays, train_images=train, test_images=test)
+        notes.append("only the centre square of each image is used")
+    return to_dataset(replace(arrays, note="; ".join(notes)), path.stem, mirror=True)

@@ -1,0 +1,327 @@
+"""Who holds labels: at the server, a few at each client, or everything at some clients.
+
+All draws come from one generator, in this order: the subset, the labelled pool, the partition of the labelled
+pool, the partition of the rest. Images whose label nobody knows (-1) are never part of a labelled pool.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tacit.data import partition
+from tacit.errors import TacitError
+from tacit.experiment import Data
+
+Parts = list[tuple[np.ndarray, np.ndarray]]  # (labelled, unlabelled) positions of each client
+
+
+class Placed(NamedTuple):
+    """Ascending positions in the training set, and what a reader of the split should know of the drawing."""
+
+    server: np.ndarray  # labelled
+    clients: Parts
+    record: dict[str, int]
+
+
+def place(labels: np.ndarray, groups: np.ndarray | None, settings: Data, generator: np.random.Generator) -> Placed:
+    """Deal the training images out as the settings say.
+
+    `server`: a class-balanced pool of `labels` images stays at the server, the rest is partitioned unlabelled.
+    `clients`: such a pool and the rest are partitioned independently; a client's labelled images are in its
+    unlabelled set, too (without their labels). `some-clients`: all is partitioned; the first clients know all
+    labels, the others none. `cover` draws all of it again until the labelled parties together hold that many
+    images of each class. `reveal = "all"` then gives every holder the labels of what it holds.
+
+    >>> settings = Data(partition="iid", clients=2, placement="server", labels=2, min_size=1)
+    >>> placed = place(np.array([0, 1, 0, 1, 0, 1]), None, settings, np.random.default_rng(0))
+    >>> len(placed.server), [(len(labeled), len(unlabeled)) for labeled, unlabeled in placed.clients]
+    (2, [(0, 2), (0, 2)])
+    """
+    classes = len(np.unique(labels[labels >= 0]))
+    check(settings, len(labels), classes)
+    chosen = stratified(labels, settings.subset, generator) if settings.subset else np.arange(len(labels))
+    used_labels, used_groups = labels[chosen], None if groups is None else groups[chosen]
+    rarest = _least_labels(used_labels, np.arange(len(chosen)))
+    if settings.cover > rarest:
+        raise TacitError(
+            f"cover = {settings.cover}, but there are only {rarest} training images of the rarest class. "
+            f"Write cover = {rarest} or less."
+        )
+    draw = {"server": _at_server, "clients": _at_clients, "some-clients": _at_some_clients}[settings.placement]
+    draws = partition.most_draws(classes * settings.clients)
+    for drawn in range(1, draws + 1):
+        server, clients, record = draw(used_labels, used_groups, settings, generator)
+        held = np.concatenate([server, *(labeled for labeled, _ in clients)])
+        if _least_labels(used_labels, held) >= settings.cover:
+            clients = [(chosen[labeled], chosen[unlabeled]) for labeled, unlabeled in clients]
+            if settings.reveal == "all":
+                clients = [reveal(labels, labeled, unlabeled) for labeled, unlabeled in clients]
+            return Placed(chosen[server], clients, {**record, "draws": drawn})
+    raise TacitError(
+        f"cover = {settings.cover}: in {draws} draws the labelled images never held so many of each class "
+        f"(partition {settings.partition}, placement {settings.placement}). Write a smaller cover, a larger "
+        "alpha (less skew) or more labeled_clients."
+    )
+
+
+def reveal(labels: np.ndarray, labeled: np.ndarray, unlabeled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every image with a known label becomes labelled for its holder; the unlabelled set stays as it is.
+
+    >>> labeled, unlabeled = reveal(np.array([1, -1, 0]), np.array([], int), np.array([0, 1, 2]))
+    >>> labeled.tolist(), unlabeled.tolist()
+    ([0, 2], [0, 1, 2])
+    """
+    return np.union1d(labeled, unlabeled[labels[unlabeled] >= 0]), unlabeled
+
+
+def check(settings: Data, train_images: int, classes: int) -> None:
+    """Refuse what no draw can satisfy, before any work; says what to write instead.
+
+    >>> check(Data(placement="server", labels=5), 1000, 10)
+    Traceback (most recent call last):
+    tacit.errors.TacitError: labels = 5, but a labelled pool needs an image of each of the 10 classes. Write
+    labels = 10 or more.
+    """
+    if settings.split:
+        return  # a saved split is not drawn
+    if settings.subset > train_images:
+        raise TacitError(
+            f"subset = {settings.subset}, but there are only {train_images} training images. "
+            f"Write subset = {train_images} or less (0: all)."
+        )
+    if 0 < settings.subset < classes:
+        raise TacitError(
+            f"subset = {settings.subset} cannot hold an image of each of the {classes} classes. "
+            f"Write subset = {classes} or more (0: all)."
+        )
+    images = settings.subset or train_images
+    if settings.placement == "some-clients":
+        _check_some_clients(settings, images, classes)
+    else:
+        _check_pool(settings, images, classes)
+    for_clients = images - settings.labels if settings.placement == "server" else images
+    if settings.clients * settings.min_size > for_clients:
+        possible = for_clients // settings.clients
+        mend = f"min_size = {possible} or less, or " if possible else ""
+        pool = f" beside the server's {settings.labels}" if settings.placement == "server" else ""
+        raise TacitError(
+            f"{settings.clients} clients with min_size = {settings.min_size} need "
+            f"{settings.clients * settings.min_size} images, but there are only {for_clients}{pool}. "
+            f"Write {mend}fewer clients."
+        )
+    if settings.partition == "shards":
+        partition.check_shards(settings.clients, settings.shards, classes)
+        if settings.clients * settings.shards > for_clients:
+            raise TacitError(
+                f"{settings.clients} clients × {settings.shards} shards are more pieces than the "
+                f"{for_clients} images there are to deal. Write fewer clients or fewer shards."
+            )
+
+
+def _check_pool(settings: Data, images: int, classes: int) -> None:
+    if settings.labels < classes:
+        raise TacitError(
+            f"labels = {settings.labels}, but a labelled pool needs an image of each of the {classes} classes. "
+            f"Write labels = {classes} or more."
+        )
+    if settings.labels > images:
+        raise TacitError(
+            f"labels = {settings.labels}, but there are only {images} training images. Write labels = {images} or less."
+        )
+    if settings.cover * classes > settings.labels:
+        raise TacitError(
+            f"cover = {settings.cover} for {classes} classes needs {settings.cover * classes} labels, but "
+            f"labels = {settings.labels}. Write cover = {settings.labels // classes} or less, or more labels."
+        )
+
+
+def _check_some_clients(settings: Data, images: int, classes: int) -> None:
+    if settings.labeled_clients > settings.clients:
+        raise TacitError(
+            f"labeled_clients = {settings.labeled_clients}, but there are only {settings.clients} clients. "
+            f"Write labeled_clients = {settings.clients} or less, or more clients."
+        )
+    if settings.cover * classes > images:
+        raise TacitError(
+            f"cover = {settings.cover} for {classes} classes needs {settings.cover * classes} images, but there "
+            f"are only {images}. Write cover = {images // classes} or less."
+        )
+    pieces = settings.labeled_clients * settings.shards
+    if settings.cover and settings.partition == "shards" and pieces < classes:
+        raise TacitError(
+            f"cover = {settings.cover}, but {settings.labeled_clients} labelled clients × {settings.shards} "
+            f"shards hold at most {pieces} of {classes} classes. Write cover = 0, more labeled_clients or more "
+            "shards."
+        )
+
+
+def _at_server(labels: np.ndarray, groups: np.ndarray | None, settings: Data, generator: np.random.Generator) -> Placed:
+    pool = balanced_pool(labels, groups, settings.labels, generator)
+    rest = np.setdiff1d(np.arange(len(labels)), pool)
+    parts = _partition(labels, groups, rest, settings, settings.min_size, generator)
+    return Placed(pool, [(_nothing(), part) for part in parts], {})
+
+
+def _at_clients(
+    labels: np.ndarray, groups: np.ndarray | None, settings: Data, generator: np.random.Generator
+) -> Placed:
+    """Every client gets a label where there are enough and a draw is found, else some clients get none."""
+    pool = balanced_pool(labels, groups, settings.labels, generator)
+    rest = np.setdiff1d(np.arange(len(labels)), pool)
+    least = 1 if len(pool) >= settings.clients else 0
+    try:
+        labeled = _partition(labels, groups, pool, settings, least, generator)
+    except TacitError:
+        least = 0
+        labeled = _partition(labels, groups, pool, settings, least, generator)
+    still_needed = np.maximum(settings.min_size - np.array([len(part) for part in labeled]), 0)
+    unlabeled = _partition(labels, groups, rest, settings, still_needed, generator)
+    clients = [(own, np.sort(np.concatenate([others, own]))) for own, others in zip(labeled, unlabeled, strict=True)]
+    return Placed(_nothing(), clients, {"least_labeled": least})
+
+
+def _at_some_clients(
+    labels: np.ndarray, groups: np.ndarray | None, settings: Data, generator: np.random.Generator
+) -> Placed:
+    everything = np.arange(len(labels))
+    parts = _partition(labels, groups, everything, settings, settings.min_size, generator)
+    clients = [
+        (part[labels[part] >= 0], part[labels[part] < 0]) if client < settings.labeled_clients else (_nothing(), part)
+        for client, part in enumerate(parts)
+    ]
+    return Placed(_nothing(), clients, {})
+
+
+def _nothing() -> np.ndarray:
+    return np.empty(0, np.int64)
+
+
+def _partition(
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+    positions: np.ndarray,
+    settings: Data,
+    min_size: int | np.ndarray,
+    generator: np.random.Generator,
+) -> list[np.ndarray]:
+    """Deal these positions out with the partition that the settings name."""
+    some_labels, some_groups = labels[positions], None if groups is None else groups[positions]
+    clients = settings.clients
+    if settings.partition == "iid":
+        parts = partition.iid(some_labels, clients, min_size, generator, some_groups)
+    elif settings.partition == "shards":
+        parts = partition.shards(some_labels, clients, settings.shards, min_size, generator, some_groups)
+    else:
+        by_alpha = {
+            "dirichlet": partition.dirichlet,
+            "dirichlet-client": partition.dirichlet_client,
+            "quantity": partition.quantity,
+        }
+        draw = by_alpha[settings.partition]
+        parts = draw(some_labels, clients, settings.alpha, min_size, generator, some_groups)
+    return [positions[part] for part in parts]
+
+
+def balanced_pool(
+    labels: np.ndarray, groups: np.ndarray | None, count: int, generator: np.random.Generator
+) -> np.ndarray:
+    """`count` images at random, equally many of each class (chance decides who gets the remainder).
+
+    With groups the pool consists of whole groups with only known labels, and holds a few images less where no
+    group fits into what is still wanted.
+
+    >>> labels = np.array([0, 0, 0, 0, 1, 1, 1, -1])
+    >>> labels[balanced_pool(labels, None, 4, np.random.default_rng(0))].tolist()
+    [0, 0, 1, 1]
+    """
+    usable = labels >= 0
+    if groups is not None:
+        usable &= ~np.isin(groups, groups[labels < 0])
+    wanted = _balanced_counts(labels[labels >= 0], labels[usable], count, generator)
+    if groups is not None:
+        return _pool_of_groups(labels, groups, np.flatnonzero(usable), wanted, generator)
+    picked = [
+        generator.permutation(np.flatnonzero(labels == label))[:number] for label, number in enumerate(wanted) if number
+    ]
+    return np.sort(np.concatenate(picked))
+
+
+def _balanced_counts(known: np.ndarray, usable: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
+    """How many to take of each class; refused if there are too few usable images of one."""
+    present = np.unique(known)
+    if len(present) == 0:
+        raise TacitError(f"labels = {count}, but no label of the training images is known. Use data with labels.")
+    available = np.bincount(usable, minlength=int(present.max()) + 1)
+    rarest = present[available[present].argmin()]
+    needed = -(-count // len(present))
+    if needed > available[rarest]:
+        raise TacitError(
+            f"labels = {count}: a balanced pool of {len(present)} classes needs {needed} images of each, but "
+            f"class {rarest} has only {available[rarest]} that can be used. "
+            f"Write labels = {available[rarest] * len(present)} or less."
+        )
+    wanted = np.zeros_like(available)
+    wanted[present] = count // len(present)
+    wanted[generator.permutation(present)[: count % len(present)]] += 1
+    return wanted
+
+
+def _pool_of_groups(
+    labels: np.ndarray,
+    groups: np.ndarray,
+    usable: np.ndarray,
+    wanted: np.ndarray,
+    generator: np.random.Generator,
+) -> np.ndarray:
+    """Go through the groups in random order and take each that fits into what is still wanted."""
+    by_group = usable[np.argsort(groups[usable], kind="stable")]
+    starts = np.flatnonzero(np.diff(groups[by_group])) + 1
+    members = np.split(by_group, starts)
+    still = wanted.copy()
+    picked = []
+    for number in generator.permutation(len(members)):
+        held = np.bincount(labels[members[number]], minlength=len(still))
+        if (held <= still).all():
+            picked.append(members[number])
+            still -= held
+            if not still.any():
+                break
+    return np.sort(np.concatenate(picked)) if picked else _nothing()
+
+
+def stratified(labels: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
+    """A random subset that keeps the shares of the classes (and of unknown labels), at least one of each.
+
+    >>> labels = np.array([0] * 6 + [1] * 3)
+    >>> labels[stratified(labels, 3, np.random.default_rng(0))].tolist()
+    [0, 0, 1]
+    """
+    values, sizes = np.unique(labels, return_counts=True)
+    if not len(values) <= count <= len(labels):
+        raise TacitError(
+            f"A subset of {count} images of {len(labels)} in {len(values)} classes cannot be drawn. "
+            f"Write a number from {len(values)} to {len(labels)} (0: all)."
+        )
+    exact = sizes * count / len(labels)
+    taken = np.maximum(np.floor(exact), 1).astype(np.int64)
+    while taken.sum() < count:
+        taken[np.argmax(exact - taken)] += 1
+    while taken.sum() > count:
+        taken[np.argmax(taken)] -= 1
+    picked = [
+        generator.permutation(np.flatnonzero(labels == value))[:number]
+        for value, number in zip(values, taken, strict=True)
+    ]
+    return np.sort(np.concatenate(picked))
+
+
+def _least_labels(labels: np.ndarray, held: np.ndarray) -> int:
+    """How many of the held images are of the class that has the fewest (of the classes that are known at all).
+
+    >>> _least_labels(np.array([0, 0, 1, 1, 1, -1, 3, 3]), np.array([0, 2, 3, 6, 7]))
+    1
+    """
+    present = np.unique(labels[labels >= 0])
+    known = labels[held][labels[held] >= 0]
+    counts = np.bincount(known, minlength=int(labels.max(initial=0)) + 1)
+    return int(counts[present].min(initial=len(labels)))

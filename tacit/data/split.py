@@ -1,0 +1,268 @@
+"""A split: which images each party holds, which of them with labels, and which images are tested on.
+
+A split is small (index lists only), remembers its recipe and seed and the data it was made for, and loads
+back exactly, so that two methods or two machines see the same one.
+"""
+
+import io
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tacit.data import placement
+from tacit.data.dataset import Dataset
+from tacit.errors import TacitError
+from tacit.experiment import Data
+from tacit.payload import write_atomically
+from tacit.seeds import numpy_generator
+
+FORMAT = "tacit-split-1"
+FEW_IMAGES = 10  # a client with fewer is worth a warning
+FEW_LABELS = 5  # so is a class with fewer labels, where chance made it so
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The images of one client, as ascending indices of training images."""
+
+    labeled: np.ndarray  # int64
+    unlabeled: np.ndarray  # int64; an image in both lists counts as unlabelled data, too
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Who holds what. The arrays are read-only."""
+
+    server: np.ndarray  # int64: labelled training images at the server
+    clients: tuple[Part, ...]
+    test: np.ndarray  # int64: the test images in use
+    recipe: dict[str, Any]  # the settings it was drawn with, the sizes of the data, what happened in the draw
+    seed: int
+    fingerprint: str  # of the data set
+
+    def save(self, path: Path) -> None:
+        """One compressed .npz: all indices in a row, where each list begins, and the rest as JSON."""
+        lists = _lists(self)
+        metadata = {
+            "format": FORMAT,
+            "recipe": self.recipe,
+            "seed": self.seed,
+            "fingerprint": self.fingerprint,
+        }
+        file = io.BytesIO()
+        np.savez_compressed(
+            file,
+            indices=np.concatenate(lists).astype(np.int32),
+            offsets=np.cumsum([0, *(len(part) for part in lists)]).astype(np.int32),
+            metadata=np.array(json.dumps(metadata)),
+        )
+        write_atomically(path, file.getvalue())
+
+    def check_against(self, dataset: Dataset) -> None:
+        """Refuse data that this split was not made for."""
+        made_for = self.recipe["name"]
+        sizes = (len(dataset.train_labels), len(dataset.test_labels))
+        expected = (self.recipe["train_images"], self.recipe["test_images"])
+        if sizes != expected:
+            raise TacitError(
+                f"This split was made for '{made_for}' with {expected[0]} training and {expected[1]} test images, "
+                f"but '{dataset.name}' has {sizes[0]} and {sizes[1]}. Use the data it was made for, or make a "
+                "new split."
+            )
+        if self.fingerprint and dataset.fingerprint and self.fingerprint != dataset.fingerprint:
+            raise TacitError(
+                f"This split was made for other images or labels (data '{made_for}', fingerprint "
+                f"{self.fingerprint}) than '{dataset.name}' has ({dataset.fingerprint}). Use the data it was "
+                "made for, or make a new split."
+            )
+
+
+def make_split(dataset: Dataset, settings: Data, seed: int) -> Split:
+    """Draw the split that the settings describe, or load the saved one that they name."""
+    if settings.split:
+        return _saved_split(dataset, settings)
+    labels = np.asarray(dataset.train_labels)
+    placed = placement.place(labels, dataset.train_groups, settings, numpy_generator(seed, "split", "train"))
+    test = np.arange(len(dataset.test_labels))
+    if settings.test_subset:
+        test_generator = numpy_generator(seed, "split", "test")
+        test = placement.stratified(np.asarray(dataset.test_labels), settings.test_subset, test_generator)
+    recipe = {
+        **settings.model_dump(mode="json", exclude={"split"}),
+        "train_images": len(labels),
+        "test_images": len(dataset.test_labels),
+        **placed.record,
+    }
+    clients = tuple(Part(_fixed(labeled), _fixed(unlabeled)) for labeled, unlabeled in placed.clients)
+    return Split(_fixed(placed.server), clients, _fixed(test), recipe, seed, dataset.fingerprint)
+
+
+def _saved_split(dataset: Dataset, settings: Data) -> Split:
+    """The named split, if it fits the data and says the same as what others read from the settings."""
+    split = load_split(Path(settings.split))
+    split.check_against(dataset)
+    for key, asked in (("clients", settings.clients), ("placement", settings.placement)):
+        if split.recipe[key] != asked:
+            raise TacitError(
+                f"The saved split {settings.split} has {key} = {split.recipe[key]}, but the experiment says "
+                f"{key} = {asked}. Write {key} = {split.recipe[key]}, or use another split."
+            )
+    if settings.reveal == "all" and split.recipe["reveal"] != "all":
+        labels = np.asarray(dataset.train_labels)
+        clients = (placement.reveal(labels, part.labeled, part.unlabeled) for part in split.clients)
+        parts = tuple(Part(_fixed(labeled), _fixed(unlabeled)) for labeled, unlabeled in clients)
+        split = replace(split, clients=parts, recipe={**split.recipe, "reveal": "all"})
+    return split
+
+
+def load_split(path: Path) -> Split:
+    """The split that `save` wrote; a file that is not one is named and not used."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TacitError(
+            f"There is no readable split at {path} ({error.strerror}). Make one with `tacit split`, or mend the path."
+        ) from error
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            indices, offsets = file["indices"].astype(np.int64), file["offsets"].astype(np.int64)
+            metadata = json.loads(file["metadata"].item())
+        if metadata["format"] != FORMAT:
+            raise ValueError(f"its format is {metadata['format']!r}, expected {FORMAT!r}")
+        recipe, seed, fingerprint = metadata["recipe"], int(metadata["seed"]), str(metadata["fingerprint"])
+        train_images, test_images, clients = (int(recipe[key]) for key in ("train_images", "test_images", "clients"))
+        lists = np.split(indices, offsets[1:-1])
+        in_order = offsets[0] == 0 and offsets[-1] == len(indices) and (np.diff(offsets) >= 0).all()
+        if len(lists) != 2 * clients + 2 or not in_order:
+            raise ValueError("its lists do not belong together")
+        *train, test = lists
+        if not (_within(np.concatenate(train), train_images) and _within(test, test_images)):
+            raise ValueError("it names images that do not exist")
+    except Exception as error:  # there is no end to what the readers of a damaged zip can raise
+        raise TacitError(
+            f"{path} is damaged or is not a split of tacit ({error}). It was not used. "
+            "Make it again with `tacit split`."
+        ) from error
+    parts = tuple(
+        Part(_fixed(labeled), _fixed(unlabeled)) for labeled, unlabeled in zip(train[1::2], train[2::2], strict=True)
+    )
+    return Split(_fixed(train[0]), parts, _fixed(test), recipe, seed, fingerprint)
+
+
+def _lists(split: Split) -> list[np.ndarray]:
+    """Server, then labelled and unlabelled of each client, then test: the order in the file."""
+    return [
+        split.server,
+        *(one for part in split.clients for one in (part.labeled, part.unlabeled)),
+        split.test,
+    ]
+
+
+def _within(indices: np.ndarray, count: int) -> bool:
+    return bool(indices.min(initial=0) >= 0 and indices.max(initial=-1) < count)
+
+
+def _fixed(indices: np.ndarray) -> np.ndarray:
+    """An int64 copy that nobody can write to."""
+    fixed = np.array(indices, dtype=np.int64)
+    fixed.setflags(write=False)
+    return fixed
+
+
+# --- What a split means -----------------------------------------------------------------------------------
+
+
+def class_table(split: Split, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labelled and unlabelled images by party (the server first, then the clients) and class.
+
+    Images without a known label are in no column.
+    """
+
+    def counts(indices: np.ndarray) -> np.ndarray:
+        return np.bincount(labels[indices] + 1, minlength=classes + 1)[1:]
+
+    labeled = np.stack([counts(split.server), *(counts(part.labeled) for part in split.clients)])
+    unlabeled = np.stack([np.zeros(classes, np.int64), *(counts(part.unlabeled) for part in split.clients)])
+    return labeled, unlabeled
+
+
+def title(split: Split) -> str:
+    """One line that says how the split was made."""
+    recipe = split.recipe
+    skew = {"shards": f" {recipe['shards']}", "iid": ""}.get(recipe["partition"], f" {recipe['alpha']:g}")
+    holders = {
+        "server": f"{len(split.server)} labels at the server",
+        "clients": f"{sum(len(part.labeled) for part in split.clients)} labels at the clients",
+        "some-clients": f"{recipe['labeled_clients']} labelled",
+    }
+    labels = "all labels revealed" if recipe["reveal"] == "all" else holders[recipe["placement"]]
+    return f"{recipe['name']}: {recipe['partition']}{skew}, {len(split.clients)} clients, {labels}, seed {split.seed}"
+
+
+class Ceiling(NamedTuple):
+    """What no method can exceed on this split."""
+
+    missing: tuple[int, ...]  # the classes that no labelled party holds
+    accuracy: float  # the share of the test images in use that are of the other classes
+
+
+def ceiling(split: Split, dataset: Dataset) -> Ceiling:
+    """The classes without any label, and the best accuracy that is then possible."""
+    labeled, _ = class_table(split, np.asarray(dataset.train_labels), len(dataset.classes))
+    missing = np.flatnonzero(labeled.sum(axis=0) == 0)
+    tested = np.asarray(dataset.test_labels)[split.test]
+    reachable = ~np.isin(tested, missing)
+    return Ceiling(tuple(missing.tolist()), float(reachable.mean()) if len(tested) else 0.0)
+
+
+def warnings(split: Split, dataset: Dataset) -> list[str]:
+    """What one should know about this split before a run, in plain sentences; often nothing."""
+    found = []
+    classes = len(dataset.classes)
+    labeled, _ = class_table(split, np.asarray(dataset.train_labels), classes)
+    labels_by_class = labeled.sum(axis=0)
+    missing, best = ceiling(split, dataset)
+    if missing:
+        kind, them = ("classes", "them") if len(missing) > 1 else ("class", "it")
+        found.append(
+            f"No labelled party holds the {kind} {_names(missing, dataset)}. No method can learn {them}: "
+            f"accuracy cannot exceed {100 * best:.1f} %."
+        )
+    few = np.flatnonzero((labels_by_class > 0) & (labels_by_class < FEW_LABELS))
+    if len(few) and split.recipe["placement"] == "some-clients":
+        found.append(
+            f"Fewer than {FEW_LABELS} labels in all for {_names(few, dataset)}. `cover = n` draws again until "
+            "each class has n."
+        )
+    untested = np.setdiff1d(np.arange(classes), np.asarray(dataset.test_labels)[split.test])
+    if len(untested):
+        found.append(f"No test image in use shows {_names(untested, dataset)}.")
+    sizes = np.array([len(np.union1d(part.labeled, part.unlabeled)) for part in split.clients])
+    small = np.flatnonzero(sizes < FEW_IMAGES)
+    if len(small):
+        found.append(
+            f"{len(small)} of {len(sizes)} clients hold fewer than {FEW_IMAGES} images (the smallest, client "
+            f"{sizes.argmin()}, holds {sizes.min()})."
+        )
+    if split.recipe["placement"] == "clients":
+        without = sum(len(part.labeled) == 0 for part in split.clients)
+        if without:
+            found.append(f"{without} of {len(sizes)} clients hold no labelled image.")
+    if split.recipe["placement"] != "some-clients" and split.recipe["reveal"] == "none":
+        short = split.recipe["labels"] - int(labels_by_class.sum())
+        if short:
+            found.append(
+                f"The labelled pool is {short} images short of {split.recipe['labels']}: no whole group fitted "
+                "into what was still wanted."
+            )
+    return found
+
+
+def _names(which: tuple[int, ...] | np.ndarray, dataset: Dataset) -> str:
+    """The classes by name, at most a dozen."""
+    names = [f"'{dataset.classes[label]}'" for label in which[:12]]
+    more = f" and {len(which) - 12} more" if len(which) > 12 else ""
+    return ", ".join(names) + more

@@ -1,0 +1,56 @@
+"""ResNet-18 (He et al. 2016), with the parameter names that everybody's PyTorch checkpoints have."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit.nets.layers import Layers, Net, Stem, convolution, pooled
+
+
+class Block(nn.Module):
+    """conv, norm, activation, conv, norm, plus the input, activation."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers) -> None:
+        super().__init__()
+        self.conv1 = convolution(inputs, outputs, 3, stride)
+        self.bn1 = layers.norm(outputs)
+        self.conv2 = convolution(outputs, outputs, 3)
+        self.bn2 = layers.norm(outputs)
+        self.activation = layers.activation()
+        self.downsample: nn.Module | None = None
+        if inputs != outputs or stride != 1:
+            self.downsample = nn.Sequential(convolution(inputs, outputs, 1, stride), layers.norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        change = self.bn2(self.conv2(self.activation(self.bn1(self.conv1(x)))))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        result: Tensor = self.activation(change + shortcut)
+        return result
+
+
+class ResNet18(Net):
+    """Stem, then four stages of two blocks with 64, 128, 256, 512 channels, strides 1, 2, 2, 2.
+
+    `imagenet` stem: 7×7 convolution with stride 2 and 3×3 max-pooling with stride 2, so that small images
+    arrive at the stages four times smaller (CBAFed and DDRFed mean this one). `cifar` stem: a 3×3
+    convolution, no pooling: many times slower and more accurate on 32×32 images.
+    """
+
+    channels_last = False  # slower with the imagenet stem up to batches of 64, no clear gain with the other
+
+    def __init__(self, classes: int, channels: int, stem: Stem, layers: Layers) -> None:
+        super().__init__()
+        self.stem = stem
+        self.conv1 = convolution(channels, 64, 7, stride=2) if stem == "imagenet" else convolution(channels, 64, 3)
+        self.bn1 = layers.norm(64)
+        self.activation = layers.activation()
+        self.layer1 = nn.Sequential(Block(64, 64, 1, layers), Block(64, 64, 1, layers))
+        self.layer2 = nn.Sequential(Block(64, 128, 2, layers), Block(128, 128, 1, layers))
+        self.layer3 = nn.Sequential(Block(128, 256, 2, layers), Block(256, 256, 1, layers))
+        self.layer4 = nn.Sequential(Block(256, 512, 2, layers), Block(512, 512, 1, layers))
+        self.fc = nn.Linear(512, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.activation(self.bn1(self.conv1(x)))
+        if self.stem == "imagenet":
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
+        return pooled(self.layer4(self.layer3(self.layer2(self.layer1(x)))))
