@@ -1,8 +1,8 @@
 """tacit: federated semi-supervised learning as real software.
 
-    import tacit
-    run = tacit.run("demo", out="runs/first")
-    run["accuracy"]                       # by round, as an array
+import tacit
+run = tacit.run("demo", out="runs/first")
+run["accuracy"]                       # by round, as an array
 """
 
 from pathlib import Path

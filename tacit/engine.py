@@ -24,7 +24,7 @@ from tacit.evaluate import score, sum_up
 from tacit.experiment import Experiment
 from tacit.kept import Kept
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Payload, Weights
+from tacit.payload import Payload
 from tacit.record import OpenRun, Run
 from tacit.sides import Hub, Moment, Setup, Workbench
 
@@ -93,9 +93,7 @@ def prepare(experiment: Experiment, saved_split: Path | None = None) -> Plan:
     return Plan(experiment, stages_of(experiment), dataset, split, setup, tuple(warnings(split, dataset)))
 
 
-def run_experiment(
-    experiment: Experiment, out: Path, *, resume: bool = False, watcher: Watcher | None = None
-) -> Run:
+def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, watcher: Watcher | None = None) -> Run:
     """Run an experiment into a folder, or go on with the run that is there. Returns the finished run."""
     watcher = watcher or Silence()
     plan = prepare(experiment, out / "split.npz" if resume else None)
@@ -156,7 +154,8 @@ class Engine:
             past[stage.name] = state
             first = end
         last = self.plan.stages[-1]
-        weights = last.method.server_answer(state, self._hub(Moment(last.name, last.rounds - 1, last.rounds, first - 1)))
+        end_of_run = Moment(last.name, last.rounds - 1, last.rounds, first - 1)
+        weights = last.method.server_answer(state, self._hub(end_of_run))
         summary = self._summary(time.perf_counter() - started)
         self.folder.finish(weights, summary)
         return summary
@@ -364,5 +363,3 @@ class Clock:
 
     def total(self) -> float:
         return round(sum(self.laps.values()), 4)
-
-

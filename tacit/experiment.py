@@ -57,9 +57,7 @@ class Net(Section):
 
     name: str = Field("cnn", description="cnn, resnet18, wrn-28-2 (any depth and width), vit-tiny")
     norm: Literal["bn", "gn"] = Field("gn", description="batch or group norm")
-    bn: Literal["average", "static", "batch"] = Field(
-        "average", description="what becomes of BN's statistics"
-    )
+    bn: Literal["average", "static", "batch"] = Field("average", description="what becomes of BN's statistics")
     stem: Literal["imagenet", "cifar"] = Field("imagenet", description="resnet18: 7x7/2 and max-pool, or 3x3")
     activation: Literal["relu", "leaky"] = Field("relu", description="wrn: leaky as in SSL suites")
 
@@ -82,9 +80,7 @@ class ViewChoice(Section):
     """What is done to an image before the net sees it."""
 
     weak: Literal["crop", "resize-crop", "none"] = Field("crop", description="the light augmentation")
-    strong: Literal["fixmatch", "ssl", "semifl-legacy"] = Field(
-        "fixmatch", description="the heavy one's pool"
-    )
+    strong: Literal["fixmatch", "ssl", "semifl-legacy"] = Field("fixmatch", description="the heavy one's pool")
     flip: Literal["auto", "yes", "no"] = Field("auto", description="mirror images (auto: not for digits)")
 
 
@@ -133,12 +129,8 @@ class Experiment(Section):
 
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Annotated[int, Field(ge=1, description="rounds of the main stage")] = 20
-    reporting: Literal["best", "last", "last-10"] = Field(
-        "last", description="which rounds the result is made of"
-    )
-    evaluate_every: Annotated[
-        int, Field(ge=1, description="evaluate each so many rounds, and at the end")
-    ] = 1
+    reporting: Literal["best", "last", "last-10"] = Field("last", description="which rounds the result is made of")
+    evaluate_every: Annotated[int, Field(ge=1, description="evaluate each so many rounds, and at the end")] = 1
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     title: str = Field("", description="a line for people")
     data: Data = Data()
@@ -243,7 +235,7 @@ def _validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:
                 f"{', '.join(known) or 'none'}."
             )
     try:
-        built = TypeAdapter(method).validate_python(options)
+        built: object = TypeAdapter(method).validate_python(options)
     except ValidationError as error:
         raise TacitError(explain(error, prefix="method.")) from None
     return {name: getattr(built, name) for name in known}
@@ -322,9 +314,7 @@ def explain(error: ValidationError, prefix: str = "") -> str:
             expected = problem["ctx"]["expected"].replace(" or ", ", ")
             choices = [choice.strip().strip("'") for choice in expected.split(",")]
             hint = nearest(str(problem["input"]), choices)
-            lines.append(
-                f"{key} = {problem['input']!r} is not a choice.{hint} Write one of: {', '.join(choices)}."
-            )
+            lines.append(f"{key} = {problem['input']!r} is not a choice.{hint} Write one of: {', '.join(choices)}.")
         elif problem["type"] == "value_error":
             lines.append(f"[{key}] {problem['msg'].removeprefix('Value error, ')}.")
         else:
@@ -381,9 +371,7 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise TacitError(
-            f"device = '{name}' is not a device. Write auto, cpu, cuda, cuda:1 or mps."
-        ) from None
+        raise TacitError(f"device = '{name}' is not a device. Write auto, cpu, cuda, cuda:1 or mps.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise TacitError("device = 'cuda', but no CUDA device is here. Write device = 'auto' or 'cpu'.")
     return device

@@ -87,9 +87,7 @@ class Method:
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         """The state before the first round; `past` holds the last states of the stages before, by name."""
-        model = next(
-            (weights_in(state, "model") for state in reversed(list(past.values())) if "model" in state), None
-        )
+        model = next((weights_in(state, "model") for state in reversed(list(past.values())) if "model" in state), None)
         return {"model": hub.new_weights() if model is None else model}
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
@@ -111,9 +109,7 @@ class Method:
         return weights_in(state, "model")
 
 
-def mean_model(
-    replies: Sequence[Reply], weights: Sequence[float] | None = None, name: str = "model"
-) -> Weights:
+def mean_model(replies: Sequence[Reply], weights: Sequence[float] | None = None, name: str = "model") -> Weights:
     """The mean of what clients sent under a name, by their examples or by given weights, in client order."""
     if weights is None:
         weights = shares([reply.examples for reply in replies])
@@ -137,11 +133,10 @@ def find_method(name: str) -> type[Method]:
     if name.endswith(".py"):
         path = Path(name).expanduser()
         if not path.is_file():
-            raise TacitError(
-                f"There is no method file {path}. Give the path of a .py file with a Method in it."
-            )
+            raise TacitError(f"There is no method file {path}. Give the path of a .py file with a Method in it.")
         spec = importlib.util.spec_from_file_location(f"tacit_own_{path.stem}", path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         stem = path.stem

@@ -103,9 +103,7 @@ def to_bytes(payload: Mapping[str, Value]) -> bytes:
         elif isinstance(value, Mapping):
             order.append([name, "group", list(value)])
         else:  # floats as hex: JSON has no infinity, and not every writer keeps the last bit
-            order.append(
-                [name, "int", int(value)] if isinstance(value, int) else [name, "float", value.hex()]
-            )
+            order.append([name, "int", int(value)] if isinstance(value, int) else [name, "float", value.hex()])
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors(payload)}
     return encode(unshared(flat), metadata={"format": FORMAT, "order": json.dumps(order)})
 

@@ -1,12 +1,12 @@
 """A run is a folder. Everything in it can be read at any moment, also while the run goes on or after it was killed.
 
-    experiment.toml     fully resolved: running it again reproduces the run
-    rounds.jsonl        one object per round
-    summary.json        the result, when the run is complete
-    split.npz           who held what
-    model.safetensors   the model after the last round
-    checkpoint/         the server's state after the last finished round, and of each finished stage
-    kept/               what clients keep (in a simulation all of them live here)
+experiment.toml     fully resolved: running it again reproduces the run
+rounds.jsonl        one object per round
+summary.json        the result, when the run is complete
+split.npz           who held what
+model.safetensors   the model after the last round
+checkpoint/         the server's state after the last finished round, and of each finished stage
+kept/               what clients keep (in a simulation all of them live here)
 """
 
 import fcntl

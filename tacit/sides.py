@@ -195,9 +195,7 @@ class Labelling:
 class Client(Side):
     """All that client code may see."""
 
-    def __init__(
-        self, setup: Setup, shard: Shard, moment: Moment, number: int, group: int, bench: Workbench
-    ) -> None:
+    def __init__(self, setup: Setup, shard: Shard, moment: Moment, number: int, group: int, bench: Workbench) -> None:
         super().__init__(setup, shard, moment, f"client-{number}/{group}", bench)
         self.number = number
         self.labelling = Labelling()

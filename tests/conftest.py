@@ -10,15 +10,16 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from runs import TINY
 
+from runs import TINY
 from tacit.engine import run_experiment
 from tacit.experiment import resolve
 from tacit.record import Run
 
 torch.set_num_threads(1)
 
-@pytest.fixture()
+
+@pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., Run]:
     """Run a method with its smoke preset: tiny("fixmatch", "server", rounds=1)."""
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import TINY, digest, timeless
 
+from runs import TINY, digest, timeless
 from tacit import payload
 from tacit.backends import LocalBackend
 from tacit.data.federation import Federation
@@ -87,9 +87,11 @@ def test_resumed_is_uninterrupted(name: str, placement: str, tmp_path: Path) -> 
             def client_done(self, moment: object, done: int, asked: int, stop_at: int = stop_at) -> None:
                 if moment.step == stop_at and done == 1:  # type: ignore[attr-defined]
                     raise KeyboardInterrupt
+
             def round_done(self, record: dict, stop_at: int = stop_at) -> None:
                 if record["step"] == stop_at:
                     raise KeyboardInterrupt
+
             def finish(self, summary: object) -> None: ...
 
         with pytest.raises(KeyboardInterrupt):
@@ -113,8 +115,15 @@ def test_pool_is_local(name: str, tmp_path: Path) -> None:
 def test_learns_above_chance(name: str, placement: str, tmp_path: Path) -> None:
     """With a little more time than smoke takes, it is far better than guessing (10 classes)."""
     experiment = smoke(
-        name, placement, rounds=4, data__subset=0, data__test_subset=0, data__labels=300, data__partition="iid",
-        train__epochs=3, train__server_epochs=15,
+        name,
+        placement,
+        rounds=4,
+        data__subset=0,
+        data__test_subset=0,
+        data__labels=300,
+        data__partition="iid",
+        train__epochs=3,
+        train__server_epochs=15,
     )
     run = run_experiment(experiment, tmp_path / "run")
     assert run["accuracy"].max() > 0.4

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tacit import payload
 from tacit.errors import TacitError
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
+FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+DTYPES = [*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool]
 names = st.text("abcxyz._-0 é", min_size=1, max_size=8)
 
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import TINY, digest, timeless
 
+from runs import TINY, digest, timeless
 from tacit.engine import run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import resolve
@@ -101,6 +101,7 @@ def test_half_written_files_do_no_harm(whole: Run, tmp_path: Path) -> None:
         def round_done(self, record: dict) -> None:
             if record["step"] == 2:
                 raise KeyboardInterrupt
+
         def finish(self, summary: object) -> None: ...
 
     with pytest.raises(KeyboardInterrupt):

@@ -28,7 +28,8 @@ def reachable(root: object) -> Iterator[torch.Tensor | np.ndarray]:
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor | np.ndarray):
             yield thing
-            stack += [base for base in (getattr(thing, "base", None), getattr(thing, "_base", None)) if base is not None]
+            bases = (getattr(thing, "base", None), getattr(thing, "_base", None))
+            stack += [base for base in bases if base is not None]
         elif isinstance(thing, dict):
             stack += [*thing.keys(), *thing.values()]
         elif isinstance(thing, list | tuple | set | frozenset):

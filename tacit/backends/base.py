@@ -48,7 +48,8 @@ def waves(tasks: Sequence[Task]) -> Iterator[list[tuple[int, Task]]]:
     left = list(enumerate(tasks))
     while left:
         busy: set[int] = set()
-        wave, later = [], []
+        wave: list[tuple[int, Task]] = []
+        later: list[tuple[int, Task]] = []
         for place, task in left:
             (later if task.client in busy else wave).append((place, task))
             busy.add(task.client)
@@ -57,7 +58,7 @@ def waves(tasks: Sequence[Task]) -> Iterator[list[tuple[int, Task]]]:
 
 
 class Worker:
-    """One process's share of the work: it has the data, the clients' disks and a few nets, and runs one client at a time."""
+    """One process's share of the work: it has the data, the clients' disks and a few nets; one client at a time."""
 
     def __init__(self, setup: Setup, federation: Federation, kept: Kept) -> None:
         self.federation = federation

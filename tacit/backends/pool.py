@@ -1,4 +1,4 @@
-"""Clients on several processes of this machine, one thread each. The number of processes changes nothing but the time."""
+"""Clients on several processes of this machine, one thread each. Their number changes nothing but the time."""
 
 import multiprocessing
 import os

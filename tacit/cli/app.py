@@ -79,7 +79,7 @@ def run_and_show(experiment: Any, folder: Path, resume: bool, again: str, label:
     finally:
         watcher.close()
     if not label:
-        summary = finished.summary
+        summary = finished.summary or {}
         if summary["accuracy"] is not None:
             screen.print(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
         screen.print(f"Written to {folder}", highlight=False)

@@ -57,9 +57,7 @@ class Federation:
 
 def load_dataset(settings: Data, fetch: bool = True) -> Dataset:
     """The data of an experiment, at the size and with the channels it asks for."""
-    dataset = load(
-        settings.name, fetch=fetch, skip_unreadable=settings.skip_unreadable, image_size=settings.image_size
-    )
+    dataset = load(settings.name, fetch=fetch, skip_unreadable=settings.skip_unreadable, image_size=settings.image_size)
     return adapt(dataset, settings.image_size, settings.rgb)
 
 

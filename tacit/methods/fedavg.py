@@ -1,11 +1,11 @@
-"""FedAvg on the labels that exist: the lower bound; with `data.reveal = "all"` the upper bound; FedAvg+ by an option."""
+"""FedAvg on the labels that exist: the lower bound, the upper bound (`data.reveal = "all"`), and FedAvg+."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from tacit.method import Count, Method, Reply, Share, Task, mean_model
-from tacit.payload import Payload, weights_in
+from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import residual
 from tacit.pieces.train import pull_back
 from tacit.sides import Client, Hub
@@ -54,7 +54,7 @@ class FedAvg(Method):
         model = residual(weights_in(state, "anchor"), model, self.residual_server)  # CBAFed Eq. 13
         return {"model": model, "anchor": model}
 
-    def _train(self, weights: dict, side: Client | Hub) -> Reply:
+    def _train(self, weights: Weights, side: Client | Hub) -> Reply:
         model = side.model(weights)
         pull = pull_back(model, self.residual_every, self.residual_client if self.plus else 0.0)
         loss = side.fit_labeled(model, after_epoch=pull)
