@@ -10,7 +10,7 @@ class ConvolutionalNet(Net):
     """Three 3×3 convolutions (32, 64, 128 channels), each followed by pooling, norm and activation.
 
     Pooling comes before the norm: the norm and the activation then work on a quarter of the data, which
-    makes training about 1.6 times as fast in the channels-last layout.
+    makes training about 1.6 times (GN) or 1.3 times (BN) as fast in the channels-last layout.
     """
 
     def __init__(self, classes: int, channels: int, layers: Layers) -> None:

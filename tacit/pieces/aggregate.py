@@ -58,3 +58,26 @@ def residual(older: Weights, newer: Weights, share: float) -> Weights:
     {'w': tensor([1.2500])}
     """
     return weighted_mean([older, newer], [share, 1.0 - share])
+
+
+def server_momentum(old: Weights, mean: Weights, velocity: Weights, momentum: float) -> tuple[Weights, Weights]:
+    """The server's step with momentum (learning rate 1): v ← m·v + (old − mean), new = old − v.
+
+    Whole-number buffers take the mean's value. An empty velocity is zero: the first step goes to the mean.
+
+    >>> old, mean = {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.0])}
+    >>> new, velocity = server_momentum(old, mean, {}, 0.5)
+    >>> new, velocity
+    ({'w': tensor([0.])}, {'w': tensor([1.])})
+    >>> server_momentum(new, mean, velocity, 0.5)[0]
+    {'w': tensor([-0.5000])}
+    """
+    new, after = {}, {}
+    for name, tensor in old.items():
+        if not tensor.is_floating_point():
+            new[name] = mean[name]
+            continue
+        step = tensor - mean[name]
+        after[name] = step + momentum * velocity[name] if name in velocity else step
+        new[name] = tensor - after[name]
+    return new, after

@@ -68,6 +68,28 @@ def sgd(
     )
 
 
+def momentum_of(model: nn.Module, optimizer: torch.optim.SGD) -> dict[str, Tensor]:
+    """A copy of the optimiser's momentum, by parameter name: what a client keeps to go on where it stopped."""
+    buffers = ((name, optimizer.state[p].get("momentum_buffer")) for name, p in model.named_parameters())
+    return {name: buffer.detach().cpu().clone() for name, buffer in buffers if buffer is not None}
+
+
+def give_momentum(model: nn.Module, optimizer: torch.optim.SGD, momentum: dict[str, Tensor]) -> None:
+    """Let the optimiser go on with a momentum that was kept; nothing kept, nothing changed.
+
+    >>> net = nn.Linear(1, 1, bias=False)
+    >>> first = sgd(net, lr=0.1)
+    >>> descend(net, first, net.weight.sum())
+    >>> second = sgd(net, lr=0.1)
+    >>> give_momentum(net, second, momentum_of(net, first))
+    >>> momentum_of(net, second)
+    {'weight': tensor([[1.]])}
+    """
+    for name, parameter in model.named_parameters():
+        if name in momentum:
+            optimizer.state[parameter]["momentum_buffer"] = momentum[name].to(parameter.device).clone()
+
+
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, clip: float = 0.0) -> None:
     """One step down the gradient of the loss, whose norm is cut at `clip` (0: not cut)."""
     optimizer.zero_grad(set_to_none=True)
