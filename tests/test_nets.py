@@ -99,7 +99,8 @@ def test_counts_of_the_papers_nets(norm: str) -> None:
     assert count("resnet18", stem="cifar") == 11_181_642 - 3 * (49 - 9) * 64 == 11_173_962
     assert count("vit-tiny") == transformer_count(65, 4, 10, 3) == 5_362_762
     # three convolutions, three norms, the head
-    assert count("cnn", channels=1) == 288 + 18_432 + 73_728 + 2 * (32 + 64 + 128) + 1_290 == 94_186
+    assert count("cnn", channels=1) == 288 + 18_432 + 73_728 + 2 * (32 + 64 + 128) + 11_530 == 104_426
+    assert count("cnn-8", channels=1) == 72 + 1_152 + 4_608 + 2 * (8 + 16 + 32) + 32 * 9 * 10 + 10
 
 
 def test_count_of_the_wide_net_for_cifar100() -> None:

@@ -97,3 +97,5 @@ def test_infinity_is_found_in_numbers_and_tensors() -> None:
     assert payload.first_not_finite({"a": 1.0, "b": float("inf")}) == "b"
     assert payload.first_not_finite({"m": {"w": torch.tensor([float("nan")])}}) == "m/w"
     assert payload.first_not_finite({"m": {"steps": torch.tensor(3)}, "n": 2}) == ""
+    assert payload.first_not_finite({"m": {"w": torch.tensor([1.0, float("inf"), -float("inf")])}}) == "m/w"
+    assert payload.first_not_finite({"huge": torch.full((4,), 3e38)}) == ""  # its sum overflows, it does not

@@ -32,20 +32,23 @@ def run_demo(out: Path, screen: Console) -> None:
     recipe = choose_recipe(screen)
     lower, upper = bounds_of(recipe)
     name = recipe["method"]["name"]
-    plan = {"lower bound: labels alone": lower, name: recipe, "upper bound: all labels": upper}
-    screen.print(f"[bold]{recipe['title']}[/]\nThree runs on the same split, with the same net and rounds.")
+    plan = {"lower bound": lower, name: recipe, "upper bound": upper}
+    screen.print(
+        f"[bold]{recipe['title']}[/]\nThree runs on the same split, with the same net and rounds: FedAvg on the labels "
+        f"alone (lower bound), {name} with the unlabelled images, FedAvg with all labels revealed (upper bound)."
+    )
     results = {}
     for label, settings in plan.items():
-        folder = out / label.split(":")[0].replace(" ", "-")
+        folder = out / label.replace(" ", "-")
         again = f"tacit demo --out {out}"
-        finished = run_and_show(resolve(settings), folder, True, again, label=f"{label:<26}")
+        finished = run_and_show(resolve(settings), folder, True, again, label=f"{label:<11}")
         results[label] = finished.summary
     bottom, method, top = results.values()
     gap = gap_closed(method["accuracy"], bottom["accuracy"], top["accuracy"])
 
     table = Table(title=recipe["title"], title_justify="left")
-    for column in ("", "accuracy", "AUC", "pseudo-labels right", "sent by clients", "time"):
-        table.add_column(column, justify="left" if not column else "right")
+    for column in ("", "accuracy", "AUC", "labels right", "sent up", "time"):
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     for label, summary in results.items():
         right = summary.get("pseudo_accuracy")
         table.add_row(

@@ -28,7 +28,7 @@ __all__ = ["Net", "build", "known", "parameter_count"]
 def known() -> list[tuple[str, str]]:
     """Every name that `build` takes, with a line about it."""
     return [
-        ("cnn", "three 3×3 convolutions, 0.09 M parameters; for quick runs"),
+        ("cnn", "three 3×3 convolutions, 0.1 M parameters, for quick runs; cnn-W starts with W channels, not 32"),
         (
             "wrn-D-W",
             "wide residual net of depth D (6n + 4) and width W: wrn-28-2 (1.5 M), wrn-28-8 (23 M), …",
@@ -82,8 +82,8 @@ def build(
 
 
 def construct(name: str, classes: int, channels: int, size: int, stem: Stem, layers: Layers) -> Net:
-    if name == "cnn":
-        return ConvolutionalNet(classes, channels, layers)
+    if found := re.fullmatch(r"cnn(?:-(\d+))?", name):
+        return ConvolutionalNet(classes, channels, size, max(1, int(found[1] or 32)), layers)
     if name == "resnet18":
         return ResNet18(classes, channels, stem, layers)
     if name == "vit-tiny":
