@@ -65,12 +65,14 @@ def command_again(recipe: str, settings: list[str] | None, folder: Path) -> str:
 
 def run_and_show(experiment: Any, folder: Path, resume: bool, again: str, label: str = "") -> Any:
     """Run with progress; Ctrl-C says how to go on and exits with 130."""
+    from tacit.cli.data import load_shown
     from tacit.cli.progress import watcher_for
     from tacit.engine import run_experiment
 
     screen = console()
     watcher = watcher_for(screen, label)
     try:
+        load_shown(experiment.data.name, screen)
         finished = run_experiment(experiment, folder, resume=resume, watcher=watcher)
     except KeyboardInterrupt:
         watcher.close()

@@ -57,7 +57,7 @@ def _where(source: Source) -> str:
 def get(name: str = typer.Argument(..., help="a name from `tacit data list`")) -> None:
     """Fetch a data set into the cache; does nothing if it is there, goes on where it was interrupted."""
     console = Console()
-    with _shown(console) as progress:
+    with fetch_bar(console) as progress:
         dataset = sources.get(name, progress=progress)
     console.print(f"{_summary(dataset)}\nReady in {data_root() / name}", soft_wrap=True, highlight=False)
 
@@ -104,8 +104,15 @@ def _numbers(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:.4f}" for value in values)
 
 
+def load_shown(name: str, console: Console) -> None:
+    """Have a named data set at hand, with a bar if it must be fetched first; own data is read later."""
+    if name in SOURCES or name.startswith("medmnist/"):
+        with fetch_bar(console) as progress:
+            sources.load(name, progress=progress)
+
+
 @contextmanager
-def _shown(console: Console) -> Iterator[Report]:
+def fetch_bar(console: Console) -> Iterator[Report]:
     """A progress bar that a source can report to: what is going on, how far, of how much."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tacit.cli.app import run_and_show
+from tacit.cli.data import load_shown
 from tacit.compare import bounds_of, gap_closed
-from tacit.data.sources import load
 from tacit.errors import TacitError
 from tacit.experiment import resolve
 from tacit.payload import write_atomically
@@ -21,7 +21,7 @@ def choose_recipe(screen: Console) -> dict[str, Any]:
     """The demo on MNIST, or on the embedded digits where MNIST cannot be had."""
     recipe = load_recipe("demo")
     try:
-        load(recipe["data"]["name"])
+        load_shown(recipe["data"]["name"], screen)
         return recipe
     except TacitError as error:
         screen.print(f"[yellow]MNIST cannot be fetched here[/], so the embedded 8x8 digits are used.\n[dim]{error}[/]")
@@ -65,5 +65,7 @@ def run_demo(out: Path, screen: Console) -> None:
             f"[bold]Gap closed: {100 * gap:.0f} %[/] of the way from the labels alone to all labels, "
             f"without a single further label (one seed, reduced scale)."
         )
+    else:
+        screen.print("The bounds leave no gap to close: the upper bound has not converged in so few rounds.")
     write_atomically(out / "comparison.json", json.dumps({"gap_closed": gap, "runs": results}, indent=2).encode())
     screen.print(f"Written to {out} (finished runs are shown again, not repeated; remove the folder to run anew).")
