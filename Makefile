@@ -43,7 +43,7 @@ bench: $(VENV)/.dev      ## speed as ratios against a reference in the same run
 	$(BIN)/python -m benchmarks $(ONLY)
 
 evidence: $(VENV)/.core  ## slower evidence: real data, several seeds
-	$(BIN)/python -m benchmarks.evidence
+	$(BIN)/python -m benchmarks.evidence PART=$(PART) SEEDS=$(SEEDS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -71,6 +71,11 @@ class Run:
         path = self.folder / "summary.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
+    def add_to_summary(self, **figures: Any) -> None:
+        """Figures that are known only beside other runs, such as the gap closed between two bounds."""
+        text = json.dumps({**(self.summary or {}), **figures}, indent=2) + "\n"
+        write_atomically(self.folder / "summary.json", text.encode())
+
     def __getitem__(self, name: str) -> np.ndarray:
         """A figure by round as an array: run["accuracy"]; NaN where a round has none."""
         values = [record.get(name) for record in self.records]

@@ -14,6 +14,7 @@ from tacit.errors import TacitError
 from tacit.experiment import resolve
 from tacit.payload import write_atomically
 from tacit.recipes import load_recipe
+from tacit.record import Run
 from tacit.units import clock
 
 
@@ -37,14 +38,17 @@ def run_demo(out: Path, screen: Console) -> None:
         f"[bold]{recipe['title']}[/]\nThree runs on the same split, with the same net and rounds: FedAvg on the labels "
         f"alone (lower bound), {name} with the unlabelled images, FedAvg with all labels revealed (upper bound)."
     )
-    results = {}
+    results: dict[str, Any] = {}
+    folders: list[Run] = []
     for label, settings in plan.items():
         folder = out / label.replace(" ", "-")
         again = f"tacit demo --out {out}"
         finished = run_and_show(resolve(settings), folder, True, again, label=f"{label:<11}")
         results[label] = finished.summary
+        folders.append(finished)
     bottom, method, top = results.values()
     gap = gap_closed(method["accuracy"], bottom["accuracy"], top["accuracy"])
+    folders[1].add_to_summary(gap_closed=gap, lower_bound=bottom["accuracy"], upper_bound=top["accuracy"])
 
     table = Table(title=recipe["title"], title_justify="left")
     for column in ("", "accuracy", "AUC", "labels right", "sent up", "time"):
