@@ -8,6 +8,7 @@ state → server_send(state) → Task → client_train(task, kept, me) → Reply
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,6 +139,7 @@ def find_method(name: str) -> type[Method]:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        sys.modules[module.__name__] = module  # dataclasses and type hints look their module up there
         spec.loader.exec_module(module)
         stem = path.stem
     elif name in known_methods():

@@ -1,6 +1,8 @@
 """The commands that tell what there is."""
 
 import dataclasses
+import inspect
+import sys
 import typing
 from typing import Any
 
@@ -23,12 +25,22 @@ def first_sentence(text: str | None) -> str:
     return flat.partition(". ")[0].rstrip(".") + "."
 
 
+def in_a_line(method: type[Method]) -> str:
+    """What a method does, from the first line of its file (without its name, which stands beside it)."""
+    text = sys.modules[method.__module__].__doc__ or method.__doc__
+    flat = first_sentence(text).rstrip(".")
+    name, colon, rest = flat.partition(": ")
+    return rest if colon and len(name) < 30 else flat
+
+
 def tell_methods(screen: Console) -> None:
-    table = Table("method", "what it does", *PLACEMENTS, "sent up", title="Methods, and where labels may be")
+    table = Table(
+        "method", "what it does", "server", "clients", "some", "sent up", title="Methods, and where labels are"
+    )
     for name in known_methods():
         method = find_method(name)
         marks = ["✓" if place in method.placements else "–" for place in PLACEMENTS]
-        table.add_row(name, first_sentence(method.__doc__), *marks, ", ".join(method.client_sends) or "–")
+        table.add_row(name, in_a_line(method), *marks, ", ".join(method.client_sends) or "–")
     screen.print(table)
     screen.print("`tacit methods NAME` tells options, presets, citation, and what travels in bytes.")
 
@@ -49,7 +61,8 @@ def options_of(method: type[Method]) -> list[tuple[str, str, Any, str]]:
 
 def tell_method(name: str, settings: dict[str, Any], screen: Console) -> None:
     method = find_method(name)
-    screen.print(f"[bold]{name}[/]  {first_sentence(method.__doc__)}")
+    screen.print(f"[bold]{name}[/]  {in_a_line(method)}\n")
+    screen.print(inspect.getdoc(method) or "", markup=False, highlight=False)
     screen.print(f"[dim]{method.citation}[/]", highlight=False)
     screen.print(f"Labels may be at: {', '.join(method.placements)}\n", highlight=False)
 
