@@ -20,7 +20,7 @@ from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation, load_dataset, make_setup
 from tacit.data.split import Split, load_split, make_split, warnings
 from tacit.errors import TacitError
-from tacit.evaluate import score, sum_up
+from tacit.evaluate import accuracies, score, sum_up
 from tacit.experiment import Experiment
 from tacit.kept import Kept
 from tacit.method import Reply, Stage, Task
@@ -124,7 +124,7 @@ def _backend(plan: Plan, folder: OpenRun) -> Backend:
     workers = settings.workers or default_workers()
     if settings.name == "pool" and workers > 1 and plan.setup.device.type != "mps":
         return PoolBackend(plan.experiment, federation, folder.split_path, folder.kept_folder, workers)
-    return LocalBackend(plan.setup, federation, Kept(folder.kept_folder))
+    return LocalBackend(plan.setup, federation, Kept(folder.kept_folder, plan.experiment.keep))
 
 
 class Engine:
@@ -139,6 +139,7 @@ class Engine:
         self.server_shard = federation.server_shard()
         self.test_labels = federation.test().labels
         self.bench = Workbench(plan.setup)
+        self.kept = Kept(folder.kept_folder, plan.experiment.keep)
 
     def run(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -177,6 +178,7 @@ class Engine:
     def _run_round(self, stage: Stage, moment: Moment, state: Payload) -> Payload:
         """One round, a straight line: send, train, check, merge, evaluate, record."""
         clock = Clock()
+        self.kept.forget(moment.step)
         hub = self._hub(moment)
         tasks = stage.method.server_send(state, hub)
         reached = [task for task in tasks if not self._strikes(moment, task, "dropout")]
@@ -207,6 +209,7 @@ class Engine:
             "skipped": f"{len(usable)} usable replies, {needed} needed: the model stays" if skipped else "",
             "bytes_down": sum(payload.nbytes(task.send) for task in reached),
             "bytes_up": sum(payload.nbytes(outcome.reply.send) for outcome in outcomes),
+            "kept_bytes": self.kept.nbytes(),
             "client_metrics": _by_client(usable),
             **hub.notes,
         }
@@ -263,6 +266,7 @@ class Engine:
             "parameters": sum(p.numel() for p in self.plan.setup.build().parameters()),
             "bytes_up": sum(r["bytes_up"] for r in records),
             "bytes_down": sum(r["bytes_down"] for r in records),
+            "kept_bytes": max([r.get("kept_bytes", 0) for r in records], default=0),  # the most at any time
             "seconds": sum(r["seconds"] for r in records),
             "seconds_this_session": seconds,
             "warnings": list(self.plan.warnings),
@@ -340,10 +344,10 @@ def flaw(expected: Mapping[str, str], task: Task, reply: Reply, state: Payload, 
 
 
 def _by_client(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
-    """Metrics by name, then by client; what is not finite has no place in JSON."""
+    """Metrics and the audit's accuracies by name, then by client; what is not finite has no place in JSON."""
     result: dict[str, dict[str, float | None]] = {}
     for outcome in outcomes:
-        for name, value in outcome.reply.metrics.items():
+        for name, value in {**outcome.reply.metrics, **accuracies(outcome.audit or {})}.items():
             plain = float(value)
             result.setdefault(name, {})[str(outcome.reply.client)] = plain if math.isfinite(plain) else None
     return result

@@ -55,7 +55,7 @@ class Data(Section):
 class Net(Section):
     """The model that is trained."""
 
-    name: str = Field("cnn", description="cnn, resnet18, wrn-28-2 (any depth and width), vit-tiny")
+    name: str = Field("cnn", description="cnn (cnn-16: narrower), resnet18, wrn-28-2 (any depth and width), vit-tiny")
     norm: Literal["bn", "gn"] = Field("gn", description="batch or group norm")
     bn: Literal["average", "static", "batch"] = Field("average", description="what becomes of BN's statistics")
     stem: Literal["imagenet", "cifar"] = Field("imagenet", description="resnet18: 7x7/2 and max-pool, or 3x3")
@@ -109,6 +109,13 @@ class Faults(Section):
     straggler: Annotated[float, Field(ge=0, lt=1, description="chance that a reply comes too late")] = 0.0
 
 
+class Keep(Section):
+    """What clients keep on their disks between rounds (methods with a memory), and how much of it."""
+
+    half: bool = Field(False, description="kept weights in half precision: half the disk")
+    latest: Annotated[int, Field(ge=0, description="only so many clients, those who kept last (0: all)")] = 0
+
+
 class Backend(Section):
     """Where clients run. It never changes the numbers."""
 
@@ -140,6 +147,7 @@ class Experiment(Section):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg", "preset": "paper"})
     participation: Participation = Participation()
     faults: Faults = Faults()
+    keep: Keep = Keep()
     backend: Backend = Backend()
     paper: Paper = Paper()
 
@@ -166,7 +174,7 @@ SMOKE: dict[str, Any] = {  # what the preset `smoke` of every method shares: sec
     "data.clients": 4,
     "data.alpha": 1.0,
     "data.labels": 100,
-    "net.name": "cnn",
+    "net.name": "cnn-16",
     "net.norm": "gn",
     "train.epochs": 1,
     "train.batch": 32,

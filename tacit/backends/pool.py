@@ -56,7 +56,7 @@ def _start(settings: dict[str, object], split: Path, kept: Path) -> None:
     if setup.device.type == "cuda":
         spread = multiprocessing.current_process()._identity[0] % torch.cuda.device_count()
         setup = replace(setup, device=torch.device("cuda", spread))
-    _worker = Worker(setup, Federation(dataset, saved, setup.device), Kept(kept))
+    _worker = Worker(setup, Federation(dataset, saved, setup.device), Kept(kept, experiment.keep))
     _stages = {stage.name: stage for stage in stages_of(experiment)}
 
 

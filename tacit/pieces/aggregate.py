@@ -20,6 +20,23 @@ def shares(examples: Sequence[float]) -> list[float]:
     return [n / total if total > 0 else 0.0 for n in examples]
 
 
+def labeled_shares(examples: Sequence[float], labeled: Sequence[bool], share: float) -> list[float]:
+    """Shares in which the labelled parties together get `share` and the others the rest, each group by its examples.
+
+    Where one of the groups is empty or learned nothing, the other gets all.
+
+    >>> labeled_shares([10, 60, 30], [True, False, False], 0.5)
+    [0.5, 0.333..., 0.166...]
+    >>> labeled_shares([10, 0, 0], [True, False, False], 0.5)
+    [1.0, 0.0, 0.0]
+    """
+    inside = [n if has else 0.0 for n, has in zip(examples, labeled, strict=True)]
+    outside = [0.0 if has else n for n, has in zip(examples, labeled, strict=True)]
+    if not (sum(inside) > 0 and sum(outside) > 0):
+        return shares(examples)
+    return [share * a + (1.0 - share) * b for a, b in zip(shares(inside), shares(outside), strict=True)]
+
+
 def weighted_mean(models: Iterable[Weights], weights: Sequence[float]) -> Weights:
     """Σ w_i θ_i, one model in memory at a time, in the order given.
 
@@ -63,7 +80,8 @@ def residual(older: Weights, newer: Weights, share: float) -> Weights:
 def server_momentum(old: Weights, mean: Weights, velocity: Weights, momentum: float) -> tuple[Weights, Weights]:
     """The server's step with momentum (learning rate 1): v ← m·v + (old − mean), new = old − v.
 
-    Whole-number buffers take the mean's value. An empty velocity is zero: the first step goes to the mean.
+    Whole-number buffers and BN's running statistics take the mean's value: a step beyond the mean could make a
+    variance negative. An empty velocity is zero: the first step goes to the mean.
 
     >>> old, mean = {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.0])}
     >>> new, velocity = server_momentum(old, mean, {}, 0.5)
@@ -74,7 +92,7 @@ def server_momentum(old: Weights, mean: Weights, velocity: Weights, momentum: fl
     """
     new, after = {}, {}
     for name, tensor in old.items():
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or name.endswith(("running_mean", "running_var")):
             new[name] = mean[name]
             continue
         step = tensor - mean[name]

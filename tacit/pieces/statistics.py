@@ -1,6 +1,6 @@
 """Running statistics of BN layers made anew from data (the `static` BN policy, as in SemiFL)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -91,6 +91,32 @@ def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
     for layer, moments in seen.items():
         if moments.batches > 0:
             keep(layer, moments)
+
+
+def pooled_statistics(models: Iterable[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """The running statistics of all parties together, from each party's own: no image needs to travel.
+
+    The mean of parts with means a and b is their weighted mean; their variance is the weighted mean of the parts'
+    variances *plus* the spread of the parts' means around it, which a plain mean of variances would lose.
+
+    >>> one = {"bn.running_mean": torch.tensor([1.0]), "bn.running_var": torch.tensor([2.0]), "w": torch.ones(1)}
+    >>> two = {"bn.running_mean": torch.tensor([5.0]), "bn.running_var": torch.tensor([2.0]), "w": torch.ones(1)}
+    >>> pooled_statistics([one, two], [0.5, 0.5])                            # 2 + (1 − 3)²/2 + (5 − 3)²/2
+    {'bn.running_mean': tensor([3.]), 'bn.running_var': tensor([6.])}
+    """
+    first: dict[str, Tensor] = {}
+    second: dict[str, Tensor] = {}
+    for model, weight in zip(models, weights, strict=True):
+        for name in (name for name in model if name.endswith("running_mean")):
+            layer = name.removesuffix("running_mean")
+            mean, variance = model[name].double(), model[f"{layer}running_var"].double()
+            first[layer] = first.get(layer, 0) + weight * mean
+            second[layer] = second.get(layer, 0) + weight * (variance + mean.square())
+    pooled = {}
+    for layer, mean in first.items():
+        pooled[f"{layer}running_mean"] = mean.float()
+        pooled[f"{layer}running_var"] = (second[layer] - mean.square()).clamp(min=0).float()
+    return pooled
 
 
 def keep(layer: BatchNorm, moments: Moments) -> None:

@@ -87,7 +87,8 @@ def give_momentum(model: nn.Module, optimizer: torch.optim.SGD, momentum: dict[s
     """
     for name, parameter in model.named_parameters():
         if name in momentum:
-            optimizer.state[parameter]["momentum_buffer"] = momentum[name].to(parameter.device).clone()
+            # In the parameter's own memory layout: the fused step pairs numbers by where they lie, not by their place.
+            optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).detach().copy_(momentum[name])
 
 
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, clip: float = 0.0) -> None:

@@ -1,0 +1,113 @@
+"""How a party learns from labels and pseudo-labels, batch-wise or fixed: shared by CBAFed and the FixMatch family."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tacit.payload import Payload, weights_in
+from tacit.pieces.consistency import Rule, endless_batches, learn_by_batch, two_view_batches
+from tacit.pieces.train import View, fit, give_momentum
+from tacit.sides import Client, Side
+
+
+def optimizer_with(kept: Payload, model: nn.Module, side: Side, rate: float) -> torch.optim.SGD:
+    """The optimiser of the experiment at this rate, going on with the momentum that was kept, if any was."""
+    optimizer = side.optimizer(model, rate)
+    if "momentum" in kept:
+        give_momentum(model, optimizer, weights_in(kept, "momentum"))
+    return optimizer
+
+
+def learn_labels(
+    model: nn.Module, optimizer: torch.optim.Optimizer, side: Side, epochs: int, after_epoch: Callable[[int], None]
+) -> float:
+    """Cross-entropy on weak views of this party's labelled images (0 epochs: as the experiment says)."""
+    labeled = side.shard.labeled
+    return fit(
+        model,
+        labeled.images,
+        labeled.labels,
+        view=side.views.weak_view,
+        optimizer=optimizer,
+        epochs=epochs or side.epochs,
+        batch=side.train.batch,
+        clip=side.train.clip,
+        generator=side.rng("labeled views"),
+        after_epoch=after_epoch,
+    )
+
+
+def learn_batches(
+    model: nn.Module,
+    rule: Rule,
+    optimizer: torch.optim.Optimizer,
+    me: Client,
+    learned: View | None,
+    ratio: float = 1.0,
+    weight: float = 1.0,
+) -> tuple[Tensor, float]:
+    """Every step labels its own batch of weak views, and learns what it believes (and the client's labels, if any).
+
+    `learned` makes the views that are learned; None: the very views that were labelled. Returns the labels that
+    were learned in the last epoch, the client's own ones included, and the last epoch's loss.
+    """
+    images, labeled, generator = me.shard.unlabeled, me.shard.labeled, me.rng("unlabeled views")
+    weak, size = me.views.weak_view, round(me.train.batch * ratio)
+    own = endless_batches(labeled.images, labeled.labels, me.train.batch, weak, me.rng("labeled views"))
+    believed: list[Tensor] = []
+    loss = math.nan
+
+    def tell(index: Tensor, label: Tensor, kept: Tensor) -> None:
+        me.audit(index, label, kept)
+        believed.append(label[kept])
+
+    for _ in range(me.epochs):
+        believed.clear()
+        epoch = two_view_batches(images, size, weak, learned, generator)
+        loss = learn_by_batch(
+            model, epoch, own, rule, optimizer=optimizer, weight=weight, clip=me.train.clip, tell=tell
+        )
+    return torch.cat([*believed, labeled.labels]), loss
+
+
+def learn_fixed(
+    model: nn.Module,
+    rule: Rule,
+    optimizer: torch.optim.Optimizer,
+    me: Client,
+    shown: View,
+    learned: View,
+    again: bool = False,
+) -> tuple[Tensor, float]:
+    """Labels are given once, by the model as it came; what is believed is learned together with the client's labels.
+
+    `shown` makes the raw views that are labelled and stay fixed, `learned` what the net is then shown of them.
+    `again`: views and labels are made anew for each epoch. Returns as `learn_batches`.
+    """
+    images, labeled, generator = me.shard.unlabeled, me.shard.labeled, me.rng("unlabeled views")
+    times, epochs = (me.epochs, 1) if again else (1, me.epochs)
+    labels, loss = labeled.labels, math.nan
+    for _ in range(times):
+        fixed, index = shown(images, generator), torch.arange(len(images))
+        label, kept = rule.believe(index, me.predict(model, fixed))
+        me.audit(index, label, kept)
+        labels = torch.cat([label[kept], labeled.labels])
+        loss = fit(
+            model,
+            torch.cat([fixed[kept], shown(labeled.images, generator)]),
+            labels,
+            view=learned,
+            optimizer=optimizer,
+            epochs=epochs,
+            batch=me.train.batch,
+            clip=me.train.clip,
+            generator=generator,
+        )
+    return labels, loss
+
+
+def as_it_is(look: Callable[[Tensor], Tensor]) -> View:
+    """A way to look at images as a view without chance."""
+    return lambda images, _: look(images)

@@ -1,0 +1,103 @@
+"""BSemiFL: the global model and the client's own last one label together; the one closer to an image says more."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tacit.method import Count, NotNegative, Reply, Share, Task
+from tacit.methods.semifl import SemiFL
+from tacit.payload import Payload, tensor_in, weights_in
+from tacit.pieces.ensemble import Strategy, agree, closeness, ensemble, share_by_strategy
+from tacit.pieces.label import PseudoLabels, class_counts
+from tacit.sides import Client, Hub
+
+
+@dataclass(frozen=True)
+class BSemiFL(SemiFL):
+    """SemiFL with another way of labelling: each image's label is a mean of the global model's and the local one's,
+    weighed by how close each model is to the image (Bayes' rule); clients count by their accepted labels.
+
+    The local model is the one this client trained when it was last asked. It stays on the client's disk, with what
+    its closeness needs. A client without one labels with the global model alone, and so do all in the warm-up.
+    """
+
+    threshold: Annotated[Share, "confidence that a pseudo-label needs"] = 0.7
+    mix: Annotated[NotNegative, "weight of SemiFL's mix-up term"] = 0.0
+    weigh: Annotated[Literal["alike", "accepted"], "clients in the mean: all alike, or by accepted labels"] = "accepted"
+    server_momentum: Annotated[Share, "momentum of the global model's steps"] = 0.0
+    strategy: Annotated[Strategy, "how the two models' predictions are joined"] = "bayes"
+    warmup: Annotated[Count, "first rounds, in which the global model labels alone"] = 20
+    local_closeness: Annotated[
+        Literal["equation-13", "algorithm-1"], "f/(f + Q), or f/Q as the algorithm box prints it"
+    ] = "equation-13"
+    local_prior: Annotated[
+        Literal["labels", "predictions"], "class prior of the local model: accepted labels, or mean prediction on them"
+    ] = "labels"
+
+    citation: ClassVar[str] = (
+        "Wang et al., BSemiFL: Semi-supervised Federated Learning via a Bayesian Approach, ICML 2025"
+    )
+    placements: ClassVar = ("server",)  # the global model's closeness is measured on the server's labels
+    server_sends: ClassVar = {"model": "weights", "sums": "[K]", "prior": "[K]"}
+    client_keeps: ClassVar = {"local": "weights", "sums": "[K]", "prior": "[K]", "momentum?": "weights"}
+    presets: ClassVar = {
+        "paper": {"train.batch": 10, "train.epochs": 5, "train.clip": 0.0, "net.norm": "bn", "net.bn": "static"},
+        "semifl-base": {
+            "mix": 1.0,
+            "server_momentum": 0.5,
+            "train.nesterov": True,
+            "train.clip": 1.0,
+            "train.schedule": "cosine",
+        },
+        "smoke": {"threshold": 0.5, "warmup": 1, "mix": 0.5, "train.clip": 5.0, "train.lr": 0.1},
+    }
+
+    def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
+        state = super().server_start(hub, past)
+        return self.server_merge(state, [], hub)  # line 2 of the algorithm: the first model, trained on the labels
+
+    def server_send(self, state: Payload, hub: Hub) -> list[Task]:
+        labeled = hub.shard.labeled
+        probs = hub.predict(hub.model(weights_in(state, "model")), labeled.images)
+        prior = class_counts(labeled.labels, hub.classes) / max(len(labeled), 1)
+        down: Payload = {"model": state["model"], "sums": probs.sum(dim=0).cpu(), "prior": prior}  # Q_s, p_s (Eq. 11)
+        return [Task(client, down) for client in hub.sample_clients()]
+
+    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+        if not len(me.shard.unlabeled):
+            return super().client_train(task, kept, me)
+        model = me.model(weights_in(task.send, "model"))
+        found, share = self._label(model, task, kept, me)
+        reply = self.learn(model, found, kept, me)
+        reply.metrics["global_weight"] = float(share.mean())  # Fig. 6
+        if not found.kept.any():  # nothing was learned from these images: the old local model stays
+            return reply
+        probs = me.predict(model, me.shard.unlabeled[found.kept])
+        counts = class_counts(found.label[found.kept], me.classes)
+        prior = counts / counts.sum() if self.local_prior == "labels" else probs.mean(dim=0).cpu()
+        local = {name: tensor.clone() for name, tensor in weights_in(reply.send, "model").items()}
+        keep: Payload = {"local": local, "sums": probs.sum(dim=0).cpu(), "prior": prior}  # w_m, Q_m, p_m
+        return dataclasses.replace(reply, keep={**reply.keep, **keep})
+
+    def _label(self, model: nn.Module, task: Task, kept: Payload, me: Client) -> tuple[PseudoLabels, Tensor]:
+        """The pseudo-labels of this client's images, and the global model's share α in each of them."""
+        images = me.shard.unlabeled
+        number, every = torch.arange(len(images)), torch.ones(len(images), dtype=torch.bool)
+        probs = me.predict(model, images)
+        me.audit(number, probs.argmax(dim=1), every, name="global")  # Fig. 2: how good would each alone be?
+        if "local" not in kept:
+            return self.believe(probs), every.float()
+        local = me.predict(me.model(weights_in(kept, "local")), images)
+        me.audit(number, local.argmax(dim=1), every, name="local")
+        if me.round < self.warmup:
+            return self.believe(probs), every.float()
+        with_sample = self.local_closeness == "equation-13"
+        near_global = closeness(probs, tensor_in(task.send, "sums"), tensor_in(task.send, "prior"))
+        near_local = closeness(local, tensor_in(kept, "sums"), tensor_in(kept, "prior"), with_sample)
+        share = share_by_strategy(self.strategy, near_global, near_local, me.rng("shares"))  # Eq. 14
+        label, sure = self.believe(ensemble(probs, local, share))  # Eq. 15, Eq. 2
+        return PseudoLabels(label, sure & agree(probs, local) if self.strategy == "vote" else sure), share

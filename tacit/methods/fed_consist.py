@@ -1,0 +1,57 @@
+"""Fed-Consist: batch-wise pseudo-labels at unlabelled clients, and half of the weight for the labelled ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from tacit.method import Reply, Share, mean_model
+from tacit.methods._pseudo import as_it_is, learn_batches, learn_fixed
+from tacit.methods.fixmatch import FixMatch
+from tacit.payload import Payload, weights_in
+from tacit.pieces.aggregate import labeled_shares, shares
+from tacit.pieces.consistency import Rule
+from tacit.sides import Client, Hub
+
+
+@dataclass(frozen=True)
+class FedConsist(FixMatch):
+    """Unlabelled clients learn, batch by batch, what a weak view was surely seen as; labelled ones get half the weight.
+
+    A server that holds labels is one more labelled party. With `plus` (Fed-Consist+ of the papers) labels are given
+    once a round, on fixed weak views, and every party counts by what it trained on.
+    """
+
+    view: Annotated[Literal["strong", "weak"], "on which a pseudo-label is learned batch-wise"] = "strong"
+    labeled_share: Annotated[Share, "of the weight, for the labelled parties together"] = 0.5
+    plus: Annotated[bool, "Fed-Consist+: fixed pseudo-labels, no extra weight for labelled parties"] = False
+
+    citation: ClassVar[str] = (
+        "Yang et al., Federated semi-supervised learning for COVID region segmentation in chest CT using "
+        "multi-national data from China, Italy, Japan, Medical Image Analysis 2021; as a baseline and +: Li et al., "
+        "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning, CVPR 2023"
+    )
+
+    @property
+    def fixed(self) -> bool:
+        return self.plus or self.labels == "round"
+
+    def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        parties, labeled = list(replies), [reply.client in hub.labeled_clients for reply in replies]
+        if len(hub.shard.labeled):
+            own = hub.finetune(weights_in(state, "model"))
+            parties.append(Reply({"model": own}, examples=len(hub.shard.labeled)))
+            labeled.append(True)
+        examples = [party.examples for party in parties]
+        weights = shares(examples) if self.plus else labeled_shares(examples, labeled, self.labeled_share)
+        hub.note(party_weights=weights)
+        return {"model": mean_model(parties, weights)} if any(weights) else state
+
+    def learn(self, model: nn.Module, rule: Rule, me: Client) -> tuple[Tensor, float]:
+        """Batch-wise on another view; or one weak view of each image, labelled once and learned as it is."""
+        optimizer, views = me.optimizer(model), me.views
+        if self.fixed:
+            return learn_fixed(model, rule, optimizer, me, shown=views.raw_weak, learned=as_it_is(views.normalise))
+        learned = views.strong_view if self.view == "strong" else views.weak_view
+        return learn_batches(model, rule, optimizer, me, learned=learned, ratio=self.ratio, weight=self.weight)

@@ -1,0 +1,135 @@
+"""SemiFL: the server's labels and the clients' confident pseudo-labels train one model in turn."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Task, mean_model
+from tacit.payload import Payload, Weights, weights_in
+from tacit.pieces.aggregate import server_momentum, shares
+from tacit.pieces.debias import average_prediction, debias
+from tacit.pieces.label import PseudoLabels, confident
+from tacit.pieces.mixup import endless_loss, fit_fix_and_mix, mix_set
+from tacit.pieces.statistics import pooled_statistics
+from tacit.pieces.train import give_momentum, momentum_of, predict, weights_of
+from tacit.sides import Client, Hub
+
+
+@dataclass(frozen=True)
+class SemiFL(Method):
+    """Clients label their images once a round, with the global model, and train on what is confident (fix set), also
+    blended with any of their images (mix set); the server moves towards their mean, then trains on its labels.
+
+    A client that holds labels adds their loss to each step; a server without labels only averages.
+    """
+
+    threshold: Annotated[Share, "confidence that a pseudo-label needs"] = 0.95
+    mix: Annotated[NotNegative, "weight of the mix-up term"] = 1.0
+    mix_shape: Annotated[Positive, "a of Beta(a, a), from which a batch's share is drawn"] = 0.75
+    debias: Annotated[bool, "FedDPL: divide predictions by their mean before the threshold"] = False
+    weigh: Annotated[Literal["alike", "accepted"], "clients in the mean: all alike, or by accepted labels"] = "alike"
+    server_momentum: Annotated[Share, "momentum of the global model's steps"] = 0.5
+    keep_momentum: Annotated[bool, "clients and server keep their optimiser's momentum between rounds"] = False
+    alternate: Annotated[bool, "server trains after the merge (off: in parallel, with half of the weight)"] = True
+    server_batch: Annotated[Count, "images a step on the server's labels (0: train.batch)"] = 0
+    statistics: Annotated[Literal["server", "clients"], "net.bn = static: whose images make BN's statistics"] = "server"
+
+    citation: ClassVar[str] = (
+        "Diao et al., SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with Alternate Training, "
+        "NeurIPS 2022"
+    )
+    client_keeps: ClassVar = {"momentum?": "weights"}
+    presets: ClassVar = {
+        "paper": {"train.batch": 10, "train.epochs": 5, "net.norm": "bn", "net.bn": "static"},
+        "released": {
+            "keep_momentum": True,
+            "train.nesterov": True,
+            "train.clip": 1.0,
+            "train.schedule": "cosine",
+            "views.strong": "semifl-legacy",
+        },
+        "smoke": {"threshold": 0.5, "keep_momentum": True, "server_momentum": 0.1, "train.lr": 0.1},
+    }
+
+    def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
+        first = weights_in(super().server_start(hub, past), "model")
+        return {"model": hub.weights(hub.model(first))}  # with static BN: the statistics of the first weights
+
+    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+        model = me.model(weights_in(task.send, "model"))
+        weak_view = partial(me.views.weak_view, generator=me.rng("label views"))
+        found = self.believe(predict(model, me.shard.unlabeled, weak_view))
+        return self.learn(model, found, kept, me)
+
+    def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        model, velocity, momentum = (group(state, name) for name in ("model", "velocity", "momentum"))
+        parties = [reply for reply in replies if reply.examples > 0]
+        weights = shares([reply.examples if self.weigh == "accepted" else 1.0 for reply in parties])
+        labels = len(hub.shard.labeled)
+        statistics: Weights = {}
+        if self.statistics == "clients" or not labels:
+            statistics = pooled_statistics((weights_in(reply.send, "model") for reply in parties), weights)
+        if labels and not self.alternate:
+            trained, momentum = self.finetune(model, momentum, hub)
+            weights = [0.5, *(weight / 2 for weight in weights)] if parties else [1.0]
+            parties = [Reply({"model": trained}, examples=labels), *parties]
+        if parties:
+            model, velocity = server_momentum(model, mean_model(parties, weights), velocity, self.server_momentum)
+        if labels and self.alternate:
+            model, momentum = self.finetune(model, momentum, hub)
+        model = {**hub.weights(hub.model(model)), **statistics}  # with static BN: the server's, unless from clients
+        memory = {"velocity": velocity if self.server_momentum else {}, "momentum": momentum}
+        return {"model": model, **{name: tensors for name, tensors in memory.items() if tensors}}
+
+    def finetune(self, weights: Weights, momentum: Weights, hub: Hub) -> tuple[Weights, Weights]:
+        """The model after training on the server's labels, and the momentum to go on with."""
+        model = hub.model(weights)
+        optimizer = hub.optimizer(model)
+        give_momentum(model, optimizer, momentum)
+        hub.fit_labeled(model, optimizer=optimizer, batch=self.server_batch)
+        return weights_of(model), momentum_of(model, optimizer) if self.keep_momentum else {}
+
+    def believe(self, probs: Tensor) -> PseudoLabels:
+        """The pseudo-labels of this client's unlabelled images, and which of them are believed."""
+        if not len(probs):
+            return PseudoLabels(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool))
+        return confident(debias(probs, average_prediction(probs)) if self.debias else probs, self.threshold)
+
+    def learn(self, model: nn.Module, found: PseudoLabels, kept: Payload, me: Client) -> Reply:
+        """Local training on the fix and the mix set, and on this client's own labels if it has any."""
+        images, labeled, accepted = me.shard.unlabeled, me.shard.labeled, int(found.kept.sum())
+        me.audit(torch.arange(len(images)), *found)
+        if not accepted and not len(labeled):
+            return Reply({"model": weights_of(model)}, examples=0)
+        optimizer, weak_view = me.optimizer(model), me.views.weak_view
+        give_momentum(model, optimizer, group(kept, "momentum"))
+        if accepted:
+            own = (labeled.images, labeled.labels), me.train.batch, weak_view, me.rng("labeled views")
+            loss = fit_fix_and_mix(
+                model,
+                (images[found.kept], found.label[found.kept]),
+                mix_set(images, found.label, accepted, me.rng("mix set")),
+                strong=me.views.strong_view,
+                weak=weak_view,
+                weight=self.mix,
+                shape=self.mix_shape,
+                optimizer=optimizer,
+                epochs=me.epochs,
+                batch=me.train.batch,
+                clip=me.train.clip,
+                generator=me.rng("unlabeled views"),
+                also=endless_loss(model, *own) if len(labeled) else None,
+            )
+        else:
+            loss = me.fit_labeled(model, optimizer=optimizer)
+        keep: Payload = {"momentum": momentum_of(model, optimizer)} if self.keep_momentum else {}
+        return Reply({"model": me.weights(model)}, accepted + len(labeled), keep, {"loss": loss})
+
+
+def group(payload: Payload, name: str) -> Weights:
+    """A group of tensors that may be missing, and is then empty."""
+    return weights_in(payload, name) if name in payload else {}
