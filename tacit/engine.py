@@ -139,7 +139,6 @@ class Engine:
         self.server_shard = federation.server_shard()
         self.test_labels = federation.test().labels
         self.bench = Workbench(plan.setup)
-        self.kept = Kept(folder.kept_folder, plan.experiment.keep)
 
     def run(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -178,7 +177,6 @@ class Engine:
     def _run_round(self, stage: Stage, moment: Moment, state: Payload) -> Payload:
         """One round, a straight line: send, train, check, merge, evaluate, record."""
         clock = Clock()
-        self.kept.forget(moment.step)
         hub = self._hub(moment)
         tasks = stage.method.server_send(state, hub)
         reached = [task for task in tasks if not self._strikes(moment, task, "dropout")]
@@ -209,7 +207,7 @@ class Engine:
             "skipped": f"{len(usable)} usable replies, {needed} needed: the model stays" if skipped else "",
             "bytes_down": sum(payload.nbytes(task.send) for task in reached),
             "bytes_up": sum(payload.nbytes(outcome.reply.send) for outcome in outcomes),
-            "kept_bytes": self.kept.nbytes(),
+            "kept_bytes": self.backend.kept_bytes(),
             "client_metrics": _by_client(usable),
             **hub.notes,
         }

@@ -252,3 +252,12 @@ def test_fed_consist_plus_counts_by_what_was_trained_on(tiny: Tiny) -> None:
     assert round(labeled) > 50
     strong, weak = (tiny("fed_consist", "server", name=view, method__view=view) for view in ("strong", "weak"))
     assert digest(strong) != digest(weak)
+
+
+def test_the_warm_up_has_rounds_and_epochs_of_its_own(tiny: Tiny) -> None:
+    losses = []
+    for epochs in (1, 10):
+        run = tiny("fixmatch", "server", name=str(epochs), rounds=1, method__warmup=2, method__warmup_epochs=epochs)
+        assert [record["stage"] for record in run.records] == ["warm-up", "warm-up", "main"]
+        losses.append(run.records[1]["loss"])
+    assert losses[1] < losses[0]

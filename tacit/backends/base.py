@@ -36,6 +36,10 @@ class Backend(Protocol):
 
     def predict_test(self, weights: Weights) -> Tensor: ...
 
+    def kept_bytes(self) -> int:
+        """What all clients keep, on their disks, where this can be seen."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -19,6 +19,7 @@ class LocalBackend:
         self.worker = Worker(setup, federation, kept)
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
+        self.worker.kept.forget(moment.step)
         outcomes: dict[int, Outcome] = {}
         for number, wave in enumerate(waves(tasks)):
             for place, task in wave:
@@ -28,6 +29,9 @@ class LocalBackend:
 
     def predict_test(self, weights: Weights) -> Tensor:
         return self.worker.predict_test(weights, slice(None))
+
+    def kept_bytes(self) -> int:
+        return self.worker.kept.nbytes()
 
     def close(self) -> None:
         pass

@@ -85,6 +85,7 @@ class PoolBackend:
 
     def __init__(self, experiment: Experiment, federation: Federation, split: Path, kept: Path, workers: int) -> None:
         self.federation = federation
+        self.kept = Kept(kept, experiment.keep)
         self.workers = workers
         self.seconds: dict[int, float] = {}  # how long each client took last time: the longest start first
         self.executor = ProcessPoolExecutor(
@@ -95,6 +96,7 @@ class PoolBackend:
         )
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
+        self.kept.forget(moment.step)
         outcomes: dict[int, Outcome] = {}
         for number, wave in enumerate(waves(tasks)):
             futures: dict[Future[tuple[bytes, Outcome]], int] = {}
@@ -122,6 +124,9 @@ class PoolBackend:
         step = max(PREDICT_BATCH, -(-count // (self.workers * PREDICT_BATCH)) * PREDICT_BATCH)
         parts = [self.executor.submit(_predict, send, start, start + step) for start in range(0, count, step)]
         return torch.cat([self._result(part) for part in parts])
+
+    def kept_bytes(self) -> int:
+        return self.kept.nbytes()
 
     def _expected(self, client: int) -> float:
         return self.seconds.get(client, float(self.federation.client_size(client)))
