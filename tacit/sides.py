@@ -61,11 +61,8 @@ class Setup:
             classes=len(self.classes),
             channels=self.channels,
             size=self.size,
-            norm=self.net.norm,
-            bn=self.net.bn,
-            stem=self.net.stem,
-            activation=self.net.activation,
             generator=generator,
+            **self.net.model_dump(exclude={"name"}),
         )
         layout = torch.channels_last if net.channels_last else torch.contiguous_format
         return net.to(self.device, memory_format=layout)  # type: ignore[call-overload]

@@ -91,9 +91,7 @@ def tell_travel(method: type[Method], experiment: Any, screen: Console) -> None:
         classes=len(dataset.classes),
         channels=dataset.channels,
         size=dataset.size,
-        norm=experiment.net.norm,
-        bn=experiment.net.bn,
-        stem=experiment.net.stem,
+        **experiment.net.model_dump(exclude={"name"}),
     )
     weights = sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
     title = f"For one client and round, net {experiment.net.name} on {dataset.name} ({len(dataset.classes)} classes)"
