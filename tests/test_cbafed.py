@@ -11,6 +11,7 @@ import torch
 from test_resume import SETTINGS, rounds_done, start, wait_for
 
 from runs import TINY, digest, timeless
+from tacit import sides
 from tacit.experiment import Net, Participation, Train, resolve
 from tacit.method import Reply, Task
 from tacit.methods import _pseudo
@@ -195,6 +196,7 @@ def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, torch.Tensor, An
 
     monkeypatch.setattr(Client, "predict", watched_predict)
     monkeypatch.setattr(_pseudo, "fit", watched_fit)
+    monkeypatch.setattr(sides, "fit", watched_fit)
     return seen
 
 

@@ -20,25 +20,6 @@ def optimizer_with(kept: Payload, model: nn.Module, side: Side, rate: float) -> 
     return optimizer
 
 
-def learn_labels(
-    model: nn.Module, optimizer: torch.optim.Optimizer, side: Side, epochs: int, after_epoch: Callable[[int], None]
-) -> float:
-    """Cross-entropy on weak views of this party's labelled images (0 epochs: as the experiment says)."""
-    labeled = side.shard.labeled
-    return fit(
-        model,
-        labeled.images,
-        labeled.labels,
-        view=side.views.weak_view,
-        optimizer=optimizer,
-        epochs=epochs or side.epochs,
-        batch=side.train.batch,
-        clip=side.train.clip,
-        generator=side.rng("labeled views"),
-        after_epoch=after_epoch,
-    )
-
-
 def learn_batches(
     model: nn.Module,
     rule: Rule,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
-from tacit.methods._pseudo import as_it_is, learn_batches, learn_fixed, learn_labels, optimizer_with
+from tacit.methods._pseudo import as_it_is, learn_batches, learn_fixed, optimizer_with
 from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import residual, shares
 from tacit.pieces.consistency import ClassBalanced, Debiased, Rule
@@ -117,7 +117,7 @@ class CBAFed(Method):
         model = side.model(weights)
         optimizer = optimizer_with(kept, model, side, side.learning_rate)
         pull = pull_back(model, self.residual_every, self.residual_client if self.residual_every else 0.0)
-        loss = learn_labels(model, optimizer, side, epochs=self.labeled_epochs, after_epoch=pull)
+        loss = side.fit_labeled(model, self.labeled_epochs or side.epochs, after_epoch=pull, optimizer=optimizer)
         return self._reply(model, optimizer, side.shard.labeled.labels, loss, side)
 
     def _reply(self, model: nn.Module, optimizer: SGD, labels: Tensor, loss: float, side: Side) -> Reply:

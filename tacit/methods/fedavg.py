@@ -1,10 +1,10 @@
 """FedAvg on the labels that exist: the lower bound, the upper bound (`data.reveal = "all"`), and FedAvg+."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from tacit.method import Count, Method, Reply, Share, Task, mean_model
+from tacit.method import AtLeastOne, Method, Reply, Share, Task, mean_model
 from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import residual
 from tacit.pieces.train import pull_back
@@ -22,17 +22,13 @@ class FedAvg(Method):
     plus: Annotated[bool, "FedAvg+: residual weight connection"] = False
     residual_client: Annotated[Share, "FedAvg+: share of the weights some epochs ago"] = 0.8
     residual_server: Annotated[Share, "FedAvg+: share of the model some rounds ago"] = 0.5
-    residual_every: Annotated[Count, "FedAvg+: after so many epochs, and so many rounds"] = 5
+    residual_every: Annotated[AtLeastOne, "FedAvg+: after so many epochs, and so many rounds"] = 5
 
     citation: ClassVar[str] = (
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017; "
         "FedAvg+: Li et al., Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning, CVPR 2023"
     )
     presets: ClassVar = {"paper": {}, "smoke": {"train.lr": 0.1}}
-
-    def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
-        state = super().server_start(hub, past)
-        return {**state, "anchor": state["model"]} if self.plus else state
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         asked = hub.sample_clients(hub.labeled_clients) if hub.labeled_clients else []
@@ -49,10 +45,10 @@ class FedAvg(Method):
         model = mean_model(parties)
         if not self.plus:
             return {"model": model}
-        if hub.round == 0 or hub.round % self.residual_every:
-            return {"model": model, "anchor": state["anchor"]}
-        model = residual(weights_in(state, "anchor"), model, self.residual_server)  # CBAFed Eq. 13
-        return {"model": model, "anchor": model}
+        anchor = weights_in(state, "anchor") if "anchor" in state else model  # the first model that learned anything
+        if hub.round and hub.round % self.residual_every == 0:
+            model = anchor = residual(anchor, model, self.residual_server)  # CBAFed Eq. 21
+        return {"model": model, "anchor": anchor}
 
     def _train(self, weights: Weights, side: Client | Hub) -> Reply:
         model = side.model(weights)

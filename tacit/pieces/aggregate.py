@@ -69,7 +69,7 @@ def weighted_mean(models: Iterable[Weights], weights: Sequence[float]) -> Weight
 
 
 def residual(older: Weights, newer: Weights, share: float) -> Weights:
-    """Residual weight connection (CBAFed Eq. 12, 13): share · older + (1 − share) · newer.
+    """Residual weight connection (CBAFed Eq. 1 at clients, Eq. 21 at the server): share · older + (1 − share) · newer.
 
     >>> residual({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, 0.75)
     {'w': tensor([1.2500])}

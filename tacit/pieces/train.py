@@ -154,7 +154,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def pull_back(model: nn.Module, every: int, share: float) -> Callable[[int], None]:
-    """Residual weight connection while a client trains (CBAFed Eq. 12), to be called after each epoch.
+    """Residual weight connection while a client trains (CBAFed Eq. 1), to be called after each epoch.
 
     After epoch 0 the weights are remembered; each `every` epochs the model becomes
     share · remembered + (1 − share) · itself, and that is remembered.
