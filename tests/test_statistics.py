@@ -112,7 +112,7 @@ def test_models_without_running_statistics_are_not_even_run(norm: str, bn: str) 
 
 def test_a_static_net_evaluates_well_after_it() -> None:
     net = build("cnn", classes=3, channels=1, size=8, norm="bn", bn="static", generator=seeded())
-    x = 5 + 3 * torch.randn(200, 1, 8, 8, generator=seeded(1))
+    x = 5 + 3 * torch.randn(2000, 1, 8, 8, generator=seeded(1))
     recompute_statistics(net, [x])
     with torch.no_grad():
         torch.testing.assert_close(net.eval()(x), net.train()(x), rtol=1e-3, atol=1e-3)
