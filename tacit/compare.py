@@ -1,7 +1,7 @@
 """Several runs side by side, on the same split and budget."""
 
-from collections.abc import Mapping
-from typing import Any
+from tacit.engine import stages_of
+from tacit.experiment import Experiment, resolve
 
 
 def gap_closed(method: float | None, lower: float | None, upper: float | None) -> float | None:
@@ -19,16 +19,16 @@ def gap_closed(method: float | None, lower: float | None, upper: float | None) -
     return round((method - lower) / (upper - lower), 12)
 
 
-def bounds_of(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def bounds_of(experiment: Experiment) -> tuple[Experiment, Experiment]:
     """The lower and the upper bound of an experiment: FedAvg on the labels that exist, and on all of them.
 
-    Data, split, net, budget and seed stay; only the method and what is revealed change.
+    Data, split, net, training and seed stay, whatever set them; the bounds get as many rounds as all stages of the
+    method together.
 
-    >>> lower, upper = bounds_of({"seed": 1, "method": {"name": "fixmatch", "threshold": 0.9}})
-    >>> lower["method"], upper["data"]
-    ({'name': 'fedavg'}, {'reveal': 'all'})
+    >>> lower, upper = bounds_of(resolve({"method": {"name": "fixmatch", "warmup": 5}, "rounds": 20}))
+    >>> lower.method["name"], lower.rounds, upper.data.reveal
+    ('fedavg', 25, 'all')
     """
-    lower = {**settings, "method": {"name": "fedavg"}}
-    data = dict(settings.get("data", {}))
-    upper = {**lower, "data": {**data, "reveal": "all"}}
-    return lower, upper
+    rounds = sum(stage.rounds for stage in stages_of(experiment))
+    lower = resolve({**experiment.to_dict(), "method": {"name": "fedavg"}, "rounds": rounds})
+    return lower, resolve(lower.to_dict(), {"data.reveal": "all"})

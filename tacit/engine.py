@@ -25,7 +25,7 @@ from tacit.experiment import Experiment
 from tacit.kept import Kept
 from tacit.method import Reply, Stage, Task
 from tacit.payload import Payload
-from tacit.record import OpenRun, Run
+from tacit.record import OpenRun, Run, check_same
 from tacit.sides import Hub, Moment, Setup, Workbench
 
 
@@ -80,9 +80,9 @@ def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
     return stages
 
 
-def prepare(experiment: Experiment, saved_split: Path | None = None) -> Plan:
+def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool = True) -> Plan:
     """Load the data, draw (or load) the split, and check everything that can be checked before work."""
-    dataset = load_dataset(experiment.data)
+    dataset = load_dataset(experiment.data, fetch)
     if saved_split is not None and saved_split.is_file():
         split = load_split(saved_split)
         split.check_against(dataset)
@@ -96,6 +96,8 @@ def prepare(experiment: Experiment, saved_split: Path | None = None) -> Plan:
 def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, watcher: Watcher | None = None) -> Run:
     """Run an experiment into a folder, or go on with the run that is there. Returns the finished run."""
     watcher = watcher or Silence()
+    if resume:
+        check_same(out, experiment)  # before any data is loaded
     plan = prepare(experiment, out / "split.npz" if resume else None)
     folder = OpenRun(out, experiment, resume)
     try:
@@ -187,11 +189,16 @@ class Engine:
         clock.lap("train")
         usable, refused = self._usable(stage, moment, state, reached, outcomes)
         needed = self.plan.experiment.participation.quorum
-        skipped = bool(tasks) and len(usable) < min(needed, len(tasks))
+        needed = min(needed, len(tasks))  # a stage may ask fewer clients than the quorum
+        skipped = f"{len(usable)} usable replies, {needed} needed: the model stays" if len(usable) < needed else ""
         if not skipped:
             self.bench.clear()
-            state = stage.method.server_merge(state, [outcome.reply for outcome in usable], hub)
-            payload.check(state)
+            merged = stage.method.server_merge(state, [outcome.reply for outcome in usable], hub)
+            payload.check(merged)
+            if where := payload.first_not_finite(merged):
+                skipped = f"the server's '{where}' holds NaN or infinity after the merge: the model stays"
+            else:
+                state = merged
         clock.lap("merge")
         scores = self._evaluate(stage, moment, state, hub)
         clock.lap("evaluate")
@@ -204,7 +211,7 @@ class Engine:
             "asked": [task.client for task in tasks],
             "answered": [outcome.reply.client for outcome in usable],
             "refused": refused,
-            "skipped": f"{len(usable)} usable replies, {needed} needed: the model stays" if skipped else "",
+            "skipped": skipped,
             "bytes_down": sum(payload.nbytes(task.send) for task in reached),
             "bytes_up": sum(payload.nbytes(outcome.reply.send) for outcome in outcomes),
             "kept_bytes": self.backend.kept_bytes(),
@@ -212,7 +219,7 @@ class Engine:
             **hub.notes,
         }
         timed = {**record, "seconds": clock.total(), "phases": clock.laps}
-        self.folder.finish_round(timed, state)
+        self.folder.finish_round(moment.step, timed, state)
         self.watcher.round_done(timed)
         return state
 

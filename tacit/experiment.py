@@ -1,5 +1,6 @@
 """An experiment: what is written in TOML, checked before any work, and saved resolved with every run."""
 
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,17 @@ Partition = Literal["iid", "dirichlet", "dirichlet-client", "shards", "quantity"
 class Section(BaseModel):
     """A part of an experiment: frozen, and with no room for a misspelt key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_are_numbers(cls, given: Any) -> Any:
+        """`rounds = true` and `epochs = "3"` are mistakes, not numbers."""
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            wanted = cls.model_fields[name].annotation if name in cls.model_fields else None
+            if wanted in (int, float) and isinstance(value, bool | str):
+                raise ValueError(f"{name} = {value!r} is not a number; write it without quotes, as in {name} = 1")
+        return given
 
 
 class Data(Section):
@@ -96,10 +107,13 @@ class Participation(Section):
 
         >>> Participation(fraction=0.1).count(25), Participation(number=40).count(25)
         (3, 25)
+        >>> Participation(fraction=0.07).count(100)
+        7
         """
         if self.number:
             return min(self.number, clients)
-        return min(clients, max(1, -int(-self.fraction * clients // 1)))
+        # Rounded before the ceiling: .07 · 100 is 7.000000000000001 in floats.
+        return min(clients, max(1, math.ceil(round(self.fraction * clients, 9))))
 
 
 class Faults(Section):
@@ -198,6 +212,12 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
     for section in ("method", "data", "net", "backend"):  # `net = "resnet18"` is short for `net.name`
         if isinstance(given.get(section), str):
             given[f"{section}.name"] = given.pop(section)
+    for key in ("method.name", "method.preset", "method"):
+        if not isinstance(given.get(key, ""), str):
+            raise TacitError(f"{key} = {given[key]!r} is not a name. `tacit methods` lists methods and presets.")
+    for key in ("method.name", "data.name", "data.split"):  # a run must find its files from anywhere
+        if isinstance(given.get(key), str) and Path(given[key]).expanduser().exists() and is_path(given[key]):
+            given[key] = str(Path(given[key]).expanduser().resolve())
     method = find_method(str(given.get("method.name", "fedavg")))
     preset = given.get("method.preset", "paper")
     if preset not in method.presets:
@@ -228,8 +248,23 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
             f'"{experiment.data.placement}". It needs {places}: write data.placement = {places}, or choose '
             f"another method (`tacit methods` lists who works where)."
         )
+    asked, quorum = experiment.participation.count(experiment.data.clients), experiment.participation.quorum
+    if quorum > asked:
+        raise TacitError(
+            f"participation.quorum is {quorum}, but only {asked} clients are asked in a round: no round could count. "
+            f"Write participation.quorum = {asked} or fewer, or ask more clients."
+        )
     full = {"name": merged["method"]["name"], "preset": preset, **chosen}
     return experiment.model_copy(update={"method": full})
+
+
+def is_path(name: str) -> bool:
+    """Whether a name means a file or folder of the user's, rather than something that tacit knows by name.
+
+    >>> is_path("./sharp.py"), is_path("photos/"), is_path("digits"), is_path("medmnist/bloodmnist")
+    (True, True, False, False)
+    """
+    return name.endswith((".py", ".npz", ".csv", ".parquet", "/")) or name.startswith((".", "/", "~"))
 
 
 def _validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:
@@ -324,7 +359,8 @@ def explain(error: ValidationError, prefix: str = "") -> str:
             hint = nearest(str(problem["input"]), choices)
             lines.append(f"{key} = {problem['input']!r} is not a choice.{hint} Write one of: {', '.join(choices)}.")
         elif problem["type"] == "value_error":
-            lines.append(f"[{key}] {problem['msg'].removeprefix('Value error, ')}.")
+            where = f"[{key}] " if key else ""
+            lines.append(f"{where}{problem['msg'].removeprefix('Value error, ')}.")
         else:
             message = problem["msg"][0].lower() + problem["msg"][1:]
             lines.append(f"{key} = {problem['input']!r}: {message}.")
@@ -380,6 +416,11 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise TacitError(f"device = '{name}' is not a device. Write auto, cpu, cuda, cuda:1 or mps.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise TacitError("device = 'cuda', but no CUDA device is here. Write device = 'auto' or 'cpu'.")
+    here = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    if (device.index or 0) >= here.get(device.type, 0):
+        raise TacitError(f"device = '{name}', but there is no such device here. Write device = 'auto' or 'cpu'.")
     return device

@@ -41,7 +41,7 @@ class Task:
     group: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reply:
     """What one client made of a task. `send` goes up, and with it `examples` and `metrics`, which are numbers.
 
@@ -86,6 +86,10 @@ class Method:
     def before(self) -> tuple[Stage, ...]:
         """Stages that run first, each itself a method (a warm-up, the training of a generator)."""
         return ()
+
+    def effort(self, epochs: int) -> tuple[int, int]:
+        """For estimates: passes over a client's labelled and over its unlabelled images in a round."""
+        return epochs, epochs
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         """The state before the first round; `past` holds the last states of the stages before, by name."""
@@ -141,7 +145,10 @@ def find_method(name: str) -> type[Method]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[module.__name__] = module  # dataclasses and type hints look their module up there
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise TacitError(f"The method file {path} cannot be loaded: {type(error).__name__}: {error}.") from error
         stem = path.stem
     elif name in known_methods():
         module = importlib.import_module(f"tacit.methods.{name}")

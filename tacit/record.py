@@ -69,7 +69,11 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         """The result, or None while the run is not complete."""
         path = self.folder / "summary.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+            return found
+        except (FileNotFoundError, json.JSONDecodeError):  # a damaged one is made again on resume
+            return None
 
     def add_to_summary(self, **figures: Any) -> None:
         """Figures that are known only beside other runs, such as the gap closed between two bounds."""
@@ -82,11 +86,18 @@ class Run:
         if all(value is None for value in values):
             known = sorted({key for record in self.records for key in record})
             raise KeyError(f"no round has '{name}'; there is: {', '.join(known)}")
-        width = max((len(value) for value in values if isinstance(value, list)), default=0)
-        missing: Any = [float("nan")] * width if width else float("nan")
-        if width:
-            values = [[np.nan if v is None else v for v in value] if value else missing for value in values]
-        return np.array([missing if value is None else value for value in values])
+        lists = [value for value in values if isinstance(value, list)]
+        numbers = all(entry is None or isinstance(entry, int | float) for value in lists for entry in value)
+        if not lists and all(value is None or isinstance(value, int | float) for value in values):
+            return np.array([np.nan if value is None else value for value in values])
+        if lists and lists[0] and numbers and len({len(value) for value in lists}) == 1:
+            missing = [None] * len(lists[0])
+            return np.array(
+                [[np.nan if v is None else v for v in (missing if value is None else value)] for value in values]
+            )
+        ragged = np.empty(len(values), dtype=object)  # who answered, why someone was refused: as they are
+        ragged[:] = values
+        return ragged
 
     @property
     def weights(self) -> Weights:
@@ -125,7 +136,15 @@ class OpenRun(Run):
 
     def rewind(self) -> None:
         """Forget records after the checkpoint: their round was not finished and is run again."""
-        records = [record for record in self.records if record["step"] < self.done]
+        done = self.done
+        records = [record for record in self.records if record["step"] < done]
+        if [record["step"] for record in records] != list(range(done)):
+            raise TacitError(
+                f"{self.folder / 'rounds.jsonl'} is damaged: {done} rounds are finished, but their records are not all "
+                "there. Put the file back from a copy, or start anew in another folder with --out."
+            )
+        for left_over in [*self.folder.glob(".*.*"), *self.folder.glob("checkpoint/.*.*")]:
+            left_over.unlink()  # half-written files of a process that was killed
         text = "".join(json.dumps(record) + "\n" for record in records)
         write_atomically(self.folder / "rounds.jsonl", text.encode())
 
@@ -146,14 +165,14 @@ class OpenRun(Run):
     def _stage_path(self, number: int) -> Path:
         return self.folder / "checkpoint" / f"stage-{number}.safetensors"
 
-    def finish_round(self, record: dict[str, Any], state: Payload) -> None:
+    def finish_round(self, step: int, record: dict[str, Any], state: Payload) -> None:
         """The record first, then the checkpoint: a round counts as finished when its checkpoint is there."""
         with uninterrupted():
             with (self.folder / "rounds.jsonl").open("a") as file:
                 file.write(json.dumps(record) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            payload.write(self.folder / "checkpoint" / "latest.safetensors", {STEP: record["step"] + 1, **state})
+            payload.write(self.folder / "checkpoint" / "latest.safetensors", {STEP: step + 1, **state})
 
     def finish(self, weights: Weights | None, summary: dict[str, Any]) -> None:
         with uninterrupted():
@@ -168,8 +187,18 @@ def _lock(folder: Path) -> Any:
     """An exclusive lock that ends with the process, however it ends."""
     if folder.exists() and not folder.is_dir():
         raise TacitError(f"{folder} is a file. A run needs a folder: choose another --out.")
-    folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / "run.lock").open("a+")
+    if folder.is_dir() and not (folder / "experiment.toml").is_file():
+        strangers = [p.name for p in folder.iterdir() if p.name != "run.lock" and not p.name.startswith(".")]
+        if strangers:
+            raise TacitError(
+                f"{folder} is not empty and holds no run ({', '.join(sorted(strangers)[:3])} …). "
+                "Choose a new folder with --out."
+            )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "run.lock").open("a+")
+    except OSError as error:
+        raise TacitError(f"{folder} cannot be written to ({error.strerror}). Choose another --out.") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -189,12 +218,6 @@ def _lock(folder: Path) -> Any:
 def _open(folder: Path, experiment: Experiment, resume: bool) -> None:
     path = folder / "experiment.toml"
     if not path.is_file():
-        strangers = [p.name for p in folder.iterdir() if p.name != "run.lock" and not p.name.startswith(".")]
-        if strangers:
-            raise TacitError(
-                f"{folder} is not empty and holds no run ({', '.join(sorted(strangers)[:3])} …). "
-                "Choose a new folder with --out."
-            )
         write_atomically(path, experiment.to_toml().encode())
         return
     if not resume:
@@ -203,7 +226,13 @@ def _open(folder: Path, experiment: Experiment, resume: bool) -> None:
             f"{folder} already holds a run ({done} rounds done). Nothing was changed. Add --resume to go on with it, "
             "or choose another folder with --out."
         )
-    changed = differences(resolve(read_toml(path)), experiment)
+    check_same(folder, experiment)
+
+
+def check_same(folder: Path, experiment: Experiment) -> None:
+    """Refuse to go on with a run that was started with other settings, and show which."""
+    path = folder / "experiment.toml"
+    changed = differences(resolve(read_toml(path)), experiment) if path.is_file() else []
     if changed:
         listed = "\n  ".join(changed)
         raise TacitError(

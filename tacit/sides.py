@@ -4,6 +4,7 @@
 the other parties' data or to the true labels of unlabelled images.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -213,6 +214,51 @@ class Client(Side):
         told.kept.append(kept.detach().cpu())
 
 
+# What every record holds by itself; a method's notes may not stand in its place.
+RECORDED = frozenset(
+    [
+        "stage",
+        "round",
+        "step",
+        "accuracy",
+        "auc",
+        "loss",
+        "macro_f1",
+        "balanced_accuracy",
+        "ece",
+        "per_class",
+        "pseudo_accuracy",
+        "kept_ratio",
+        "pseudo_accuracy_by_class",
+        "kept_by_class",
+        "kept_ratio_by_class",
+        "asked",
+        "answered",
+        "refused",
+        "skipped",
+        "bytes_down",
+        "bytes_up",
+        "kept_bytes",
+        "client_metrics",
+        "seconds",
+        "phases",
+    ]
+)
+
+
+def plain(value: Any) -> Any:
+    """Numbers and lists of them as JSON has them: what is not finite becomes None.
+
+    >>> plain(torch.tensor([1.5, float("nan")])), plain([torch.tensor(2), 3.0])
+    ([1.5, None], [2, 3.0])
+    """
+    if isinstance(value, Tensor):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else None
+
+
 class Hub(Side):
     """All that server code may see."""
 
@@ -248,4 +294,6 @@ class Hub(Side):
     def note(self, **values: float | Tensor | Sequence[float]) -> None:
         """Put figures into this round's record (a threshold per class, an aggregation weight per client)."""
         for name, value in values.items():
-            self.notes[name] = value.tolist() if isinstance(value, Tensor) else value
+            if name in RECORDED:
+                raise ValueError(f"hub.note cannot use the name '{name}': every record has that already")
+            self.notes[name] = plain(value)

@@ -177,7 +177,11 @@ def test_clients_count_by_accepted_labels() -> None:
     def moved(by: float) -> payload.Weights:
         return {name: tensor + by for name, tensor in old.items()}
 
-    replies = [Reply({"model": moved(4.0)}, 30), Reply({"model": moved(8.0)}, 10), Reply({"model": moved(99.0)}, 0)]
+    replies = [
+        Reply(send={"model": moved(4.0)}, examples=30),
+        Reply(send={"model": moved(8.0)}, examples=10),
+        Reply(send={"model": moved(99.0)}, examples=0),
+    ]
     after = weights_in(BSemiFL().server_merge({"model": old}, replies, hub(here)), "model")
     assert torch.allclose(after["fc.bias"], old["fc.bias"] + 5.0, atol=1e-5)
 

@@ -16,8 +16,10 @@ if not any(group.name == "data" for group in app.registered_groups):
     app.add_typer(data_app, name="data")
 
 
-def tacit(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def tacit(*words: str, cwd: Path | None = None, data: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    if data is not None:
+        environment["TACIT_DATA"] = str(data)
     return subprocess.run(
         [sys.executable, "-m", "tacit", *words], capture_output=True, text=True, env=environment, cwd=cwd, timeout=120
     )
@@ -106,6 +108,27 @@ def test_help_teaches() -> None:
     output = quick("--help")
     for word in ("run", "resume", "methods", "recipes", "data", "split", "demo"):
         assert word in output
+
+
+def test_a_plain_script_may_use_the_pool(tmp_path: Path) -> None:
+    """No `if __name__ == "__main__"`: workers must not run the script again."""
+    script = tmp_path / "three.py"
+    script.write_text(
+        "import tacit\n"
+        "run = tacit.run({'method': {'name': 'fedavg', 'preset': 'smoke'}}, out='runs/first', \n"
+        "                data__placement='clients', backend__name='pool', backend__workers=2, data__subset=300)\n"
+        "print('rounds', len(run['accuracy']))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rounds 2") == 1
+
+
+def test_dry_run_fetches_nothing(tmp_path: Path) -> None:
+    told = tacit("run", "demo", "--dry-run", data=tmp_path / "empty")
+    assert told.returncode == 0, told.stderr
+    assert "run `tacit data get mnist` first" in told.stdout
+    assert not (tmp_path / "empty").exists()
 
 
 def test_python_in_three_lines(tmp_path: Path) -> None:

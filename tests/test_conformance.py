@@ -51,7 +51,7 @@ class Spy:
 
 @everywhere
 def test_two_rounds_and_the_walls(name: str, placement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs; what it sends and keeps is what it declares; payloads survive bytes; nothing kept is ever sent."""
+    """It runs; what it sends and keeps is what it declares; payloads survive bytes; what is kept is no alias."""
     experiment = smoke(name, placement)
     spy = Spy()
     spy.on(monkeypatch, stages_of(experiment))
@@ -101,10 +101,9 @@ def test_resumed_is_uninterrupted(name: str, placement: str, tmp_path: Path) -> 
         assert timeless(resumed) == timeless(whole)
 
 
-@every_method
-def test_pool_is_local(name: str, tmp_path: Path) -> None:
+@everywhere
+def test_pool_is_local(name: str, placement: str, tmp_path: Path) -> None:
     """The same bytes from one process and from two."""
-    placement = find_method(name).placements[0]
     local = run_experiment(smoke(name, placement), tmp_path / "local")
     pool = run_experiment(smoke(name, placement, backend__name="pool", backend__workers=2), tmp_path / "pool")
     assert digest(pool) == digest(local)
@@ -173,9 +172,14 @@ def test_nobody_answers(name: str, placement: str, tmp_path: Path) -> None:
     """Every client drops out of every round: the run ends, the model stays, the record says so."""
     experiment = smoke(name, placement, faults__dropout=0.999999)
     run = run_experiment(experiment, tmp_path / "run")
+    before: dict | None = None
     for record in run.records:
         assert record["answered"] == []
         assert bool(record["skipped"]) == bool(record["asked"])
+        scores = {key: record.get(key) for key in ("loss", "accuracy", "per_class")}
+        if record["skipped"] and before is not None:
+            assert scores == before  # the very same model was evaluated again
+        before = scores
 
 
 @everywhere

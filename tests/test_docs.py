@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_example_of_adding_a_method_runs(tmp_path: Path) -> None:
-    """The code of the page, as it stands, in every placement; it learns and its note is in the record."""
+    """The code of the page, as it stands, in every placement; its note is in the record, its replies are accepted."""
     page = (ROOT / "docs" / "adding-a-method.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
     path = tmp_path / "sharp.py"

@@ -16,6 +16,7 @@ from tacit.errors import TacitError
 from tacit.method import Method, Reply, Task
 from tacit.methods.fedavg import FedAvg
 from tacit.record import Run
+from tacit.sides import RECORDED, Hub
 
 Tiny = Callable[..., Run]
 
@@ -145,11 +146,11 @@ def test_declared_kinds_are_checked() -> None:
     sends = {"share": "[K]", "matrix": "[K,K]", "count": "number", "extra?": "[K]"}
     good = {"share": torch.zeros(3), "matrix": torch.zeros(3, 3), "count": 2}
     task = Task(0, {})
-    assert flaw(sends, task, Reply(good, 1), {}, 3) == ""
-    assert "expected [3]" in flaw(sends, task, Reply({**good, "share": torch.zeros(4)}, 1), {}, 3)
-    assert "expected [3, 3]" in flaw(sends, task, Reply({**good, "matrix": torch.zeros(3)}, 1), {}, 3)
-    assert "not a number" in flaw(sends, task, Reply({**good, "count": torch.zeros(1)}, 1), {}, 3)
-    assert "expected [3]" in flaw(sends, task, Reply({**good, "extra": torch.zeros(1)}, 1), {}, 3)
+    assert flaw(sends, task, Reply(send=good, examples=1), {}, 3) == ""
+    assert "expected [3]" in flaw(sends, task, Reply(send={**good, "share": torch.zeros(4)}, examples=1), {}, 3)
+    assert "expected [3, 3]" in flaw(sends, task, Reply(send={**good, "matrix": torch.zeros(3)}, examples=1), {}, 3)
+    assert "not a number" in flaw(sends, task, Reply(send={**good, "count": torch.zeros(1)}, examples=1), {}, 3)
+    assert "expected [3]" in flaw(sends, task, Reply(send={**good, "extra": torch.zeros(1)}, examples=1), {}, 3)
 
 
 def test_a_failing_client_says_where(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,3 +193,33 @@ def test_threads_are_given_back(tiny: Tiny) -> None:
     before = torch.get_num_threads()
     tiny("fedavg", "server")
     assert torch.get_num_threads() == before
+
+
+def test_notes_cannot_stand_in_the_place_of_the_record(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vain(self: FedAvg, state: dict, replies: list, hub: Hub) -> dict:
+        hub.note(share=torch.tensor([0.5, math.nan]), scores=[torch.tensor(1.0), 2])
+        with pytest.raises(ValueError, match="every record has that already"):
+            hub.note(accuracy=0.99)
+        return state
+
+    monkeypatch.setattr(FedAvg, "server_merge", vain)
+    record = tiny("fedavg", "clients").records[0]
+    assert record["share"] == [0.5, None]
+    assert record["scores"] == [1.0, 2]
+
+
+def test_every_name_of_a_record_is_reserved(tiny: Tiny) -> None:
+    record = tiny("fixmatch", "clients").records[-1]
+    assert set(record) <= RECORDED
+
+
+def test_a_server_that_diverges_is_told_and_the_model_stays(tiny: Tiny) -> None:
+    run = tiny("fixmatch", "server", rounds=3, train__lr=1e6, train__clip=0.0, method__warmup=0)
+    assert any("after the merge" in record["skipped"] for record in run.records)
+    assert all(torch.isfinite(tensor).all() for tensor in run.weights.values())
+
+
+def test_records_that_are_no_table_come_as_they_are(tiny: Tiny) -> None:
+    run = tiny("fedavg", "clients", rounds=4, data__clients=6, faults__dropout=0.5)
+    assert list(run["answered"]) == [record["answered"] for record in run.records]
+    assert list(run["refused"]) == [[], [], [], []]

@@ -11,7 +11,7 @@ MISTAKES = [
     ({"data.alhpa": 0.1}, "There is no setting 'data.alhpa'. Did you mean 'data.alpha'?"),
     ({"lr": 0.1}, "There is no setting 'lr'. Did you mean 'train.lr'?"),
     ({"data.alpha": -1}, "data.alpha = -1: input should be greater than 0."),
-    ({"data.alpha": "big"}, "data.alpha = 'big': input should be a valid number"),
+    ({"data.alpha": "big"}, "alpha = 'big' is not a number"),
     ({"rounds": 2.5}, "rounds = 2.5: input should be a valid integer"),
     ({"data.placement": "severs"}, "Did you mean 'server'? Write one of: server, clients, some-clients."),
     ({"net.norm": "ln"}, "net.norm = 'ln' is not a choice."),
@@ -25,6 +25,12 @@ MISTAKES = [
         "labeled_clients is 11, but there are only 10 clients; write labeled_clients = 10 or fewer",
     ),
     ({"seed.x": 1, "seed": 1}, "is a value, not a table"),
+    ({"method": 5}, "method = 5 is not a name"),
+    ({"method.preset": [1]}, "method.preset = [1] is not a name"),
+    ({"rounds": True}, "rounds = True is not a number"),
+    ({"train.epochs": "3"}, "epochs = '3' is not a number; write it without quotes"),
+    ({"train.lr": float("inf")}, "train.lr = inf: input should be a finite number"),
+    ({"participation.quorum": 99}, "participation.quorum is 99, but only 10 clients are asked"),
 ]
 
 
@@ -96,3 +102,17 @@ def test_devices() -> None:
     assert pick_device("cpu").type == "cpu"
     with pytest.raises(TacitError, match="is not a device"):
         pick_device("gpu7")
+    for absent in ("cuda:99", "meta", "xpu"):
+        with pytest.raises(TacitError, match="there is no such device here"):
+            pick_device(absent)
+
+
+def test_files_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("from tacit.methods.fedavg import FedAvg\nclass Own(FedAvg):\n    pass\n")
+    assert resolve({"method.name": "./own.py"}).method["name"] == str(tmp_path / "own.py")
+    (tmp_path / "own.py").write_text("def (:")
+    with pytest.raises(TacitError, match=r"own\.py cannot be loaded: SyntaxError"):
+        resolve({"method.name": "./own.py"})
+    (tmp_path / "digits").mkdir()
+    assert resolve({"data.name": "digits"}).data.name == "digits"  # a source keeps its name

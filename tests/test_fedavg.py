@@ -15,7 +15,8 @@ Tiny = Callable[..., Run]
 
 
 def reply(value: float, examples: float) -> Reply:
-    return Reply({"model": {"w": torch.tensor([value]), "steps": torch.tensor(int(value))}}, examples)
+    model = {"w": torch.tensor([value]), "steps": torch.tensor(int(value))}
+    return Reply(send={"model": model}, examples=examples)
 
 
 def hub(number: int) -> SimpleNamespace:

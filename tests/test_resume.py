@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runs import TINY, digest, timeless
-from tacit.engine import run_experiment
+from tacit.engine import Silence, run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import resolve
 from tacit.record import Run
@@ -130,8 +131,31 @@ def test_other_settings_are_refused_with_the_difference(whole: Run) -> None:
     assert "tacit resume" in str(caught.value)
 
 
-def test_another_backend_may_go_on(whole: Run) -> None:
-    run_experiment(resolve(SETTINGS, {"backend.workers": 3}), whole.folder, resume=True)
+def test_another_backend_may_go_on(whole: Run, tmp_path: Path) -> None:
+    """Begun in this process, finished on the pool, with the same bytes."""
+
+    class Stop(Silence):
+        def round_done(self, record: object) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(resolve(SETTINGS), tmp_path / "run", watcher=Stop())
+    pool = resolve(SETTINGS, {"backend.name": "pool", "backend.workers": 2})
+    assert digest(run_experiment(pool, tmp_path / "run", resume=True)) == digest(whole)
+
+
+def test_lost_records_are_noticed(whole: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(whole.folder, folder)
+    (folder / "summary.json").write_text('{"half')
+    lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_text("".join([*lines[:2], "{broken\n", *lines[3:]]))
+    with pytest.raises(TacitError, match=r"rounds\.jsonl is damaged: 6 rounds are finished"):
+        run_experiment(resolve(SETTINGS), folder, resume=True)
+    (folder / "rounds.jsonl").write_text("".join(lines))
+    mended = run_experiment(resolve(SETTINGS), folder, resume=True)  # and the broken summary is made again
+    assert mended.summary is not None
+    assert mended.summary["accuracy"] == whole.summary["accuracy"]  # type: ignore[index]
 
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
@@ -151,6 +175,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(TacitError, match=r"not empty and holds no run \(thesis.tex"):
         run_experiment(resolve(SETTINGS), tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_workers_do_not_outlive_a_killed_engine(tmp_path: Path) -> None:

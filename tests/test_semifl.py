@@ -175,13 +175,16 @@ def merged(method: SemiFL, replies: list[Reply], state: dict, **settings: Any) -
 
 def test_clients_count_alike_and_the_server_has_momentum() -> None:
     old = hub(world("clients")).new_weights()
-    replies = [Reply({"model": shifted(old, -2.0)}, 30), Reply({"model": shifted(old, -4.0)}, 10)]
+    replies = [
+        Reply(send={"model": shifted(old, -2.0)}, examples=30),
+        Reply(send={"model": shifted(old, -4.0)}, examples=10),
+    ]
     alike = merged(SemiFL(), replies, {"model": old})
     accepted = merged(SemiFL(weigh="accepted"), replies, {"model": old})
     assert torch.allclose(alike["model"]["fc.bias"], old["fc.bias"] - 3.0, atol=1e-5)
     assert torch.allclose(accepted["model"]["fc.bias"], old["fc.bias"] - 2.5, atol=1e-5)
     # The second time both clients stay where the model is: it goes on by half of its last step of 3.
-    still = [Reply({"model": alike["model"]}, 5)]
+    still = [Reply(send={"model": alike["model"]}, examples=5)]
     after = merged(SemiFL(), still, alike)
     assert torch.allclose(after["model"]["fc.bias"], alike["model"]["fc.bias"] - 1.5, atol=1e-4)
     assert "velocity" not in merged(SemiFL(server_momentum=0.0), replies, {"model": old})
@@ -189,7 +192,10 @@ def test_clients_count_alike_and_the_server_has_momentum() -> None:
 
 def test_a_client_of_weight_zero_does_not_count() -> None:
     old = hub(world("clients")).new_weights()
-    replies = [Reply({"model": shifted(old, -2.0)}, 3), Reply({"model": shifted(old, 100.0)}, 0)]
+    replies = [
+        Reply(send={"model": shifted(old, -2.0)}, examples=3),
+        Reply(send={"model": shifted(old, 100.0)}, examples=0),
+    ]
     after = merged(SemiFL(), replies, {"model": old})
     assert torch.allclose(after["model"]["fc.bias"], old["fc.bias"] - 2.0, atol=1e-5)
 
@@ -198,7 +204,10 @@ def test_in_parallel_the_server_has_half_of_the_weight() -> None:
     """With a rate of next to nothing the server's own training changes nothing."""
     here = world(train__lr=1e-12, train__weight_decay=0.0)
     old = hub(here).new_weights()
-    replies = [Reply({"model": shifted(old, -2.0)}, 30), Reply({"model": shifted(old, -4.0)}, 10)]
+    replies = [
+        Reply(send={"model": shifted(old, -2.0)}, examples=30),
+        Reply(send={"model": shifted(old, -4.0)}, examples=10),
+    ]
     after = SemiFL(alternate=False).server_merge({"model": old}, replies, hub(here))
     assert torch.allclose(after["model"]["fc.bias"], old["fc.bias"] - 1.5, atol=1e-5)
     alone = SemiFL(alternate=False).server_merge({"model": old}, [], hub(here))
@@ -208,7 +217,7 @@ def test_in_parallel_the_server_has_half_of_the_weight() -> None:
 def test_the_server_trains_after_the_merge() -> None:
     here = world()
     old = hub(here).new_weights()
-    away = Reply({"model": shifted(old, 0.01)}, 10)
+    away = Reply(send={"model": shifted(old, 0.01)}, examples=10)
     after = SemiFL().server_merge({"model": old}, [away], hub(here))
     twin = hub(here)
     model = twin.model(shifted(old, 0.01))

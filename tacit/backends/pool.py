@@ -3,10 +3,12 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -53,7 +55,8 @@ def _start(settings: dict[str, object], split: Path, kept: Path) -> None:
     experiment = Experiment.model_validate(settings)
     dataset, saved = load_dataset(experiment.data, fetch=False), load_split(split)
     setup = make_setup(experiment, dataset, saved)
-    if setup.device.type == "cuda":
+    saved.check_against(dataset)
+    if setup.device.type == "cuda" and setup.device.index is None:
         spread = multiprocessing.current_process()._identity[0] % torch.cuda.device_count()
         setup = replace(setup, device=torch.device("cuda", spread))
     _worker = Worker(setup, Federation(dataset, saved, setup.device), Kept(kept, experiment.keep))
@@ -78,6 +81,20 @@ def _run(moment: Moment, wave: int, client: int, group: int, send: bytes) -> tup
 def _predict(send: bytes, start: int, end: int) -> Tensor:
     weights = payload.weights_in(payload.from_bytes(send), "model")
     return _worker.predict_test(weights, slice(start, end))
+
+
+@contextmanager
+def _no_main() -> Iterator[None]:
+    """Workers start without the user's script, which would run again in each of them; they need nothing of it."""
+    main = sys.modules["__main__"]
+    hidden: dict[str, object] = {
+        name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__
+    }
+    main.__dict__["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
 
 
 class PoolBackend:
@@ -105,7 +122,7 @@ class PoolBackend:
                 same = tuple((name, id(value)) for name, value in task.send.items())
                 if same not in encoded:
                     encoded[same] = payload.to_bytes(task.send)
-                future = self.executor.submit(_run, moment, number, task.client, task.group, encoded[same])
+                future = self._submit(_run, moment, number, task.client, task.group, encoded[same])
                 futures[future] = place
             waiting = set(futures)
             while waiting:
@@ -122,7 +139,7 @@ class PoolBackend:
         count = len(self.federation.split.test)
         send = payload.to_bytes({"model": weights})
         step = max(PREDICT_BATCH, -(-count // (self.workers * PREDICT_BATCH)) * PREDICT_BATCH)
-        parts = [self.executor.submit(_predict, send, start, start + step) for start in range(0, count, step)]
+        parts = [self._submit(_predict, send, start, start + step) for start in range(0, count, step)]
         return torch.cat([self._result(part) for part in parts])
 
     def kept_bytes(self) -> int:
@@ -131,13 +148,17 @@ class PoolBackend:
     def _expected(self, client: int) -> float:
         return self.seconds.get(client, float(self.federation.client_size(client)))
 
+    def _submit(self, work: Callable[..., T], *arguments: object) -> "Future[T]":
+        with _no_main():  # a process may be started by any submit
+            return self.executor.submit(work, *arguments)
+
     def _result(self, future: "Future[T]") -> T:
         try:
             return future.result()
         except BrokenProcessPool:
             raise TacitError(
-                "A worker process died (out of memory, or killed). What was finished is saved: go on with --resume, "
-                "with fewer workers if memory is short (--set backend.workers=1)."
+                "A worker process died or could not start (killed, out of memory, or the error printed above). What "
+                "was finished is saved: go on with --resume, with fewer workers if memory is short (backend.workers=1)."
             ) from None
 
     def close(self) -> None:

@@ -1,11 +1,13 @@
 """The commands that run things: run, resume, demo; and those that tell: methods, recipes, split."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import tacit
 from tacit.errors import TacitError
@@ -54,13 +56,14 @@ def run(
 
         preview(experiment, console())
         return
-    folder = out or default_out(recipe or str(experiment.method["name"]), experiment.seed)
+    name = recipe or Path(experiment.method["name"]).stem
+    folder = out or default_out(name, experiment.seed)
     run_and_show(experiment, folder, resume, again=command_again(recipe, set_, folder))
 
 
 def command_again(recipe: str, settings: list[str] | None, folder: Path) -> str:
-    sets = "".join(f" --set {text}" for text in settings or [])
-    return f"tacit run {recipe}{sets} --out {folder} --resume".replace("  ", " ")
+    sets = [word for text in settings or [] for word in ("--set", text)]
+    return shlex.join(["tacit", "run", *([recipe] if recipe else []), *sets, "--out", str(folder), "--resume"])
 
 
 def run_and_show(experiment: Any, folder: Path, resume: bool, again: str, label: str = "") -> Any:
@@ -163,7 +166,7 @@ def main() -> None:
     try:
         app()
     except TacitError as error:
-        console(error=True).print(f"[bold red]Error:[/] {str(error).replace('[', chr(92) + '[')}", highlight=False)
+        console(error=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

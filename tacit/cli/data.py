@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -75,7 +76,7 @@ def check(
     number = len(dataset.classes)
     train, test = histogram(dataset.train_labels, number), histogram(dataset.test_labels, number)
     for label, in_train, in_test in zip(dataset.classes, train, test, strict=True):
-        table.add_row(label, f"{in_train:,}", f"{in_test:,}")
+        table.add_row(escape(label), f"{in_train:,}", f"{in_test:,}")
     if unlabeled := len(dataset.train_labels) - sum(train):
         table.add_row("(unlabelled)", f"{unlabeled:,}", "")
     console.print(table)

@@ -25,25 +25,27 @@ def choose_recipe(screen: Console) -> dict[str, Any]:
         load_shown(recipe["data"]["name"], screen)
         return recipe
     except TacitError as error:
-        screen.print(f"[yellow]MNIST cannot be fetched here[/], so the embedded 8x8 digits are used.\n[dim]{error}[/]")
+        screen.print("[yellow]MNIST cannot be fetched here[/], so the embedded 8x8 digits are used.")
+        screen.print(str(error), style="dim", markup=False, highlight=False)
         return load_recipe("demo-digits")
 
 
 def run_demo(out: Path, screen: Console) -> None:
     recipe = choose_recipe(screen)
-    lower, upper = bounds_of(recipe)
-    name = recipe["method"]["name"]
-    plan = {"lower bound": lower, name: recipe, "upper bound": upper}
+    experiment = resolve(recipe)
+    lower, upper = bounds_of(experiment)
+    name = experiment.method["name"]
+    plan = {"lower bound": lower, name: experiment, "upper bound": upper}
     screen.print(
         f"[bold]{recipe['title']}[/]\nThree runs on the same split, with the same net and rounds: FedAvg on the labels "
         f"alone (lower bound), {name} with the unlabelled images, FedAvg with all labels revealed (upper bound)."
     )
     results: dict[str, Any] = {}
     folders: list[Run] = []
-    for label, settings in plan.items():
+    for label, one in plan.items():
         folder = out / label.replace(" ", "-")
         again = f"tacit demo --out {out}"
-        finished = run_and_show(resolve(settings), folder, True, again, label=f"{label:<11}")
+        finished = run_and_show(one, folder, True, again, label=f"{label:<11}")
         results[label] = finished.summary
         folders.append(finished)
     bottom, method, top = results.values()

@@ -9,16 +9,23 @@ from rich.table import Table
 from tacit.backends.pool import default_workers
 from tacit.cli.split import show_split
 from tacit.cli.tell import kind_bytes
+from tacit.data.catalogue import SOURCES
+from tacit.data.sources import is_here
 from tacit.engine import Plan, prepare
 from tacit.experiment import Experiment
+from tacit.method import Method
 from tacit.pieces.train import descend, predict, sgd
 from tacit.units import clock, size_text
 
 
 def preview(experiment: Experiment, screen: Console) -> None:
-    plan = prepare(experiment)
     screen.print("[bold]The experiment, resolved[/]")
     screen.print(experiment.to_toml(), markup=False, highlight=False)
+    name = experiment.data.name
+    if name in SOURCES and not is_here(name):
+        screen.print(f"{name} is not here yet, so there is no split to show: run `tacit data get {name}` first.")
+        return
+    plan = prepare(experiment, fetch=False)
     show_split(plan.split, plan.dataset, None, screen)
 
     net = plan.setup.build()
@@ -36,7 +43,7 @@ def preview(experiment: Experiment, screen: Console) -> None:
             for kinds in (method.server_sends, method.client_sends)
         ]
         down, up = (asked * sum(size or 0 for size in one) for one in sizes)
-        time_needed = stage.rounds * round_seconds(plan, asked, *seconds)
+        time_needed = stage.rounds * round_seconds(plan, method, asked, *seconds)
         total += time_needed
         rounds, cost = str(stage.rounds), clock(time_needed)
         table.add_row(stage.name, rounds, f"≤ {asked}", f"{size_text(down)}/round", f"{size_text(up)}/round", cost)
@@ -70,13 +77,16 @@ def seconds_per_image(plan: Plan) -> tuple[float, float]:
     return times[0], times[1]
 
 
-def round_seconds(plan: Plan, asked: int, training: float, inference: float) -> float:
-    """Every image of the asked clients trained on, labelled once, and the test set predicted."""
+def round_seconds(plan: Plan, method: Method, asked: int, training: float, inference: float) -> float:
+    """The asked clients' images trained on as often as the method says, labelled once; the test set predicted."""
     settings = plan.experiment.backend
     workers = (settings.workers or default_workers()) if settings.name == "pool" else 1
     train = plan.setup.train
-    held = sum(len(part.labeled) + len(part.unlabeled) for part in plan.split.clients) / max(plan.setup.clients, 1)
-    clients = asked * held * (train.epochs * training + inference)
+    on_labels, on_the_rest = method.effort(train.epochs)
+    labeled = sum(len(part.labeled) for part in plan.split.clients)
+    unlabeled = sum(len(part.unlabeled) for part in plan.split.clients)
+    passes = (labeled * on_labels + unlabeled * on_the_rest) * training + (unlabeled * inference if on_the_rest else 0)
+    clients = passes * asked / plan.setup.clients
     server = len(plan.split.server) * (train.server_epochs or train.epochs) * training
     tests = len(plan.split.test) * inference / plan.experiment.evaluate_every
     return (clients + tests) / workers + server

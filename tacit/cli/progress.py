@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from tacit.engine import Plan
@@ -62,7 +63,7 @@ class LiveBar:
 
     def start(self, plan: Plan, done: int) -> None:
         for warning in plan.warnings:
-            self.console.print(f"[yellow]Note:[/] {warning}")
+            self.console.print(f"[yellow]Note:[/] {escape(warning)}")
         self.estimate = Estimate(done, plan.steps)
         self.progress.start()
         self.task = self.progress.add_task(

@@ -64,9 +64,12 @@ class CBAFed(Method):
         | {"unlabeled_lr": 0.1, "base": 0.6, "tail": 0.8, "keep_momentum": True},
     }
 
+    def effort(self, epochs: int) -> tuple[int, int]:
+        return self.labeled_epochs or epochs, epochs
+
     def before(self) -> tuple[Stage, ...]:
-        epochs, share = self.warmup_epochs, self.residual_client  # the server's share is the clients' here (Eq. 3)
-        warm_up = WarmUp(**{**dataclasses.asdict(self), "labeled_epochs": epochs, "residual_server": share})
+        changes = {"labeled_epochs": self.warmup_epochs, "residual_server": self.residual_client, "warmup": 0}  # Eq. 3
+        warm_up = WarmUp(**{**dataclasses.asdict(self), **changes})
         return (Stage("warm-up", warm_up, self.warmup),) if self.warmup else ()
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
@@ -138,9 +141,6 @@ class CBAFed(Method):
 @dataclass(frozen=True)
 class WarmUp(CBAFed):
     """The stage before: the labelled parties alone, on their labels."""
-
-    def before(self) -> tuple[Stage, ...]:
-        return ()
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         asked = hub.sample_clients(hub.labeled_clients) if hub.labeled_clients else []

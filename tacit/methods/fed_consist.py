@@ -41,7 +41,7 @@ class FedConsist(FixMatch):
         parties, labeled = list(replies), [reply.client in hub.labeled_clients for reply in replies]
         if len(hub.shard.labeled):
             own = hub.finetune(weights_in(state, "model"))
-            parties.append(Reply({"model": own}, examples=len(hub.shard.labeled)))
+            parties.append(Reply(send={"model": own}, examples=len(hub.shard.labeled)))
             labeled.append(True)
         examples = [party.examples for party in parties]
         weights = shares(examples) if self.plus else labeled_shares(examples, labeled, self.labeled_share)

@@ -30,6 +30,9 @@ class FedAvg(Method):
     )
     presets: ClassVar = {"paper": {}, "smoke": {"train.lr": 0.1}}
 
+    def effort(self, epochs: int) -> tuple[int, int]:
+        return epochs, 0
+
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         asked = hub.sample_clients(hub.labeled_clients) if hub.labeled_clients else []
         return [Task(client, {"model": state["model"]}) for client in asked]

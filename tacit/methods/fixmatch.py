@@ -49,13 +49,15 @@ class FixMatch(Method):
         model = me.model(weights_in(task.send, "model"))
         if not len(me.shard.unlabeled):
             loss = me.fit_labeled(model)
-            return Reply({"model": me.weights(model)}, examples=len(me.shard.labeled), metrics={"loss": loss})
+            return Reply(send={"model": me.weights(model)}, examples=len(me.shard.labeled), metrics={"loss": loss})
         rule = self.rule(kept, me)
         if self.debias:
             rule = Debiased(rule, average_prediction(me.predict(model, me.shard.unlabeled)))
         labels, loss = self.learn(model, rule, me)
         examples = len(labels) if self.fixed else len(me.shard.labeled) + len(me.shard.unlabeled)
-        return Reply({"model": me.weights(model)}, examples, keep={**rule.memory()}, metrics={"loss": loss})
+        return Reply(
+            send={"model": me.weights(model)}, examples=examples, keep={**rule.memory()}, metrics={"loss": loss}
+        )
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         merged = super().server_merge(state, replies, hub)
@@ -82,4 +84,4 @@ class WarmUp(FedAvg):
     def _train(self, weights: Weights, side: Client | Hub) -> Reply:
         model = side.model(weights)
         loss = side.fit_labeled(model, epochs=self.epochs or None)
-        return Reply({"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})
+        return Reply(send={"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})

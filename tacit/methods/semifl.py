@@ -76,7 +76,7 @@ class SemiFL(Method):
         if labels and not self.alternate:
             trained, momentum = self.finetune(model, momentum, hub)
             weights = [0.5, *(weight / 2 for weight in weights)] if parties else [1.0]
-            parties = [Reply({"model": trained}, examples=labels), *parties]
+            parties = [Reply(send={"model": trained}, examples=labels), *parties]
         if parties:
             model, velocity = server_momentum(model, mean_model(parties, weights), velocity, self.server_momentum)
         if labels and self.alternate:
@@ -104,7 +104,7 @@ class SemiFL(Method):
         images, labeled, accepted = me.shard.unlabeled, me.shard.labeled, int(found.kept.sum())
         me.audit(torch.arange(len(images)), *found)
         if not accepted and not len(labeled):
-            return Reply({"model": weights_of(model)}, examples=0)
+            return Reply(send={"model": weights_of(model)}, examples=0)
         optimizer, weak_view = me.optimizer(model), me.views.weak_view
         give_momentum(model, optimizer, group(kept, "momentum"))
         if accepted:
@@ -127,7 +127,9 @@ class SemiFL(Method):
         else:
             loss = me.fit_labeled(model, optimizer=optimizer)
         keep: Payload = {"momentum": momentum_of(model, optimizer)} if self.keep_momentum else {}
-        return Reply({"model": me.weights(model)}, accepted + len(labeled), keep, {"loss": loss})
+        return Reply(
+            send={"model": me.weights(model)}, examples=accepted + len(labeled), keep=keep, metrics={"loss": loss}
+        )
 
 
 def group(payload: Payload, name: str) -> Weights:
