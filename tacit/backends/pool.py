@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from tacit import payload
 from tacit.backends.base import Outcome, Worker, one_thread, waves
-from tacit.data.federation import Federation, load_dataset, make_setup
+from tacit.data.federation import Federation, make_setup
+from tacit.data.shared import SharedDataset, share
 from tacit.data.split import load_split
 from tacit.errors import TacitError
 from tacit.evaluate import PREDICT_BATCH
@@ -44,8 +46,8 @@ def _context() -> BaseContext:
     return context
 
 
-def _start(settings: dict[str, object], split: Path, kept: Path) -> None:
-    """In a new process: load the data (memory-mapped, so shared) and the saved split."""
+def _start(settings: dict[str, object], shared: SharedDataset, split: Path, kept: Path) -> None:
+    """In a new process: map the engine's images and load the saved split."""
     global _worker, _stages
     from tacit.engine import stages_of
 
@@ -53,9 +55,8 @@ def _start(settings: dict[str, object], split: Path, kept: Path) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     one_thread()
     experiment = Experiment.model_validate(settings)
-    dataset, saved = load_dataset(experiment.data, fetch=False), load_split(split)
+    dataset, saved = shared.open(), load_split(split)
     setup = make_setup(experiment, dataset, saved)
-    saved.check_against(dataset)
     if setup.device.type == "cuda" and setup.device.index is None:
         spread = multiprocessing.current_process()._identity[0] % torch.cuda.device_count()
         setup = replace(setup, device=torch.device("cuda", spread))
@@ -103,13 +104,14 @@ class PoolBackend:
     def __init__(self, experiment: Experiment, federation: Federation, split: Path, kept: Path, workers: int) -> None:
         self.federation = federation
         self.kept = Kept(kept, experiment.keep)
+        self.images = split.parent / "images"  # only while the pool lives, and only if they lie in no file yet
         self.workers = workers
         self.seconds: dict[int, float] = {}  # how long each client took last time: the longest start first
         self.executor = ProcessPoolExecutor(
             workers,
             mp_context=_context(),
             initializer=_start,
-            initargs=(experiment.to_dict(), split, kept),
+            initargs=(experiment.to_dict(), share(federation.dataset, self.images), split, kept),
         )
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
@@ -165,6 +167,7 @@ class PoolBackend:
         for process in list((self.executor._processes or {}).values()):
             process.kill()  # nothing is lost: what matters is on disk already
         self.executor.shutdown(wait=True, cancel_futures=True)
+        shutil.rmtree(self.images, ignore_errors=True)
 
 
 def default_workers() -> int:
