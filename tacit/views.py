@@ -97,6 +97,7 @@ class Views:
 
     def _in_pieces(self, images: Tensor, view: View, numbers: Tensor, raw: bool = False) -> Tensor:
         """The view of all images, made `CHUNK` at a time; normalised unless `raw`."""
+        images = as_bytes(images)
         self._check(images)
         result = torch.empty(images.shape, dtype=torch.uint8 if raw else torch.float32, device=images.device)
         zero = torch.tensor(self.mean, device=images.device).mul_(255).view(-1, 1, 1)
@@ -113,7 +114,7 @@ class Views:
     def _check(self, images: Tensor) -> None:
         if images.dtype != torch.uint8 or images.dim() != 4:
             raise TacitError(
-                f"Views take images as uint8 [N, C, H, W], values 0 … 255; these are {images.dtype} "
+                f"Views take images as uint8 [N, C, H, W], or as floats from 0 to 1; these are {images.dtype} "
                 f"{list(images.shape)}. Keep images raw and let the view normalise them."
             )
         channels, height, width = images.shape[1:]
@@ -123,3 +124,19 @@ class Views:
                 f"{len(self.mean)}. Views need 1 or 3 channels, a mean and a standard deviation for each, and "
                 "sides of at least 8 pixels (set data.image_size to enlarge)."
             )
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """Float images from 0 to 1 as uint8, the form in which all operations work; uint8 as they are.
+
+    >>> as_bytes(torch.tensor([0.0, 0.5, 1.0])), as_bytes(torch.tensor([7], dtype=torch.uint8))
+    (tensor([  0, 128, 255], dtype=torch.uint8), tensor([7], dtype=torch.uint8))
+    """
+    if not images.is_floating_point():
+        return images
+    if len(images) and not (float(images.min()) >= 0 and float(images.max()) <= 1):
+        raise TacitError(
+            f"Float images must have values from 0 to 1; these go from {float(images.min()):.3g} to "
+            f"{float(images.max()):.3g} ({images.dtype}). Give them before they are normalised, or as uint8."
+        )
+    return images.mul(255).round().to(torch.uint8)

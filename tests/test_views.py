@@ -222,7 +222,8 @@ def test_wrong_settings_are_named(options: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (torch.zeros(2, 3, 32, 32), "torch.float32"),
+        (torch.full((2, 3, 32, 32), -1.5), r"values from 0 to 1.*torch\.float32"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.int64), "torch.int64"),
         (torch.zeros(3, 32, 32, dtype=torch.uint8), r"\[3, 32, 32\]"),
         (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), "1 channel"),
         (torch.zeros(2, 3, 7, 32, dtype=torch.uint8), "at least 8 pixels"),
@@ -231,3 +232,11 @@ def test_wrong_settings_are_named(options: dict[str, Any], message: str) -> None
 def test_wrong_images_are_named(images: Tensor, message: str) -> None:
     with pytest.raises(TacitError, match=message):
         of(3).weak_view(images, generator(1))
+
+
+def test_float_images_from_0_to_1_give_the_views_of_their_bytes() -> None:
+    images = noise(6)
+    views = of(3)
+    for kind in ("weak_view", "strong_view", "raw_weak"):
+        seen = [getattr(views, kind)(form, generator("float")) for form in (images, images.float() / 255)]
+        assert torch.equal(*seen)
