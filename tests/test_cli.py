@@ -124,6 +124,27 @@ def test_a_plain_script_may_use_the_pool(tmp_path: Path) -> None:
     assert done.stdout.count("rounds 2") == 1
 
 
+def test_a_run_that_fails_says_what_is_saved_and_goes_on_when_mended(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    code = (
+        "from tacit.methods.fedavg import FedAvg\n"
+        "class Own(FedAvg):\n"
+        "    def client_train(self, task, kept, me):\n"
+        "        if me.round == 1: raise ZeroDivisionError('oops')\n"
+        "        return super().client_train(task, kept, me)\n"
+    )
+    own.write_text(code)
+    words = ("--set", "method=./own.py", "--set", "method.preset=smoke", "--set", "data.placement=clients")
+    failed = tacit("run", *words, "--out", "mine", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "while client 0 trained in round 1 of stage 'main'" in failed.stderr
+    assert "All finished rounds are saved in mine" in failed.stderr
+    assert "--out mine --resume" in failed.stderr
+    own.write_text(code.replace("me.round == 1", "False"))
+    assert tacit("run", *words, "--out", "mine", "--resume", cwd=tmp_path).returncode == 0
+    assert len((tmp_path / "mine" / "rounds.jsonl").read_text().splitlines()) == 2
+
+
 def test_dry_run_fetches_nothing(tmp_path: Path) -> None:
     told = tacit("run", "demo", "--dry-run", data=tmp_path / "empty")
     assert told.returncode == 0, told.stderr

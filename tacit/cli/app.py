@@ -81,6 +81,10 @@ def run_and_show(experiment: Any, folder: Path, resume: bool, again: str, label:
         watcher.close()
         screen.print(f"\nStopped. All finished rounds are saved in {folder}. To go on:\n  {again}", highlight=False)
         raise typer.Exit(130) from None
+    except Exception as error:
+        if (folder / "checkpoint").is_dir():  # shown below the traceback, where it is read
+            error.add_note(f"All finished rounds are saved in {folder}. When this is mended, go on with:\n  {again}")
+        raise
     finally:
         watcher.close()
     if not label:
