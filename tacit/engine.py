@@ -200,7 +200,9 @@ class Engine:
             else:
                 state = merged
         clock.lap("merge")
-        scores = self._evaluate(stage, moment, state, hub)
+        scores = self._evaluate(stage, moment, state, hub) if self._is_evaluated(moment) else {}
+        if self.plan.experiment.evaluate_clients and scores:
+            scores |= self._evaluate_clients([outcome.reply for outcome in usable])
         clock.lap("evaluate")
         record = {
             "stage": moment.stage,
@@ -243,15 +245,25 @@ class Engine:
                 usable.append(outcome)
         return usable, refused
 
-    def _evaluate(self, stage: Stage, moment: Moment, state: Payload, hub: Hub) -> dict[str, Any]:
+    def _is_evaluated(self, moment: Moment) -> bool:
         last = moment.round == moment.rounds - 1
-        if not last and (moment.round + 1) % self.plan.experiment.evaluate_every:
-            return {}
+        return last or (moment.round + 1) % self.plan.experiment.evaluate_every == 0
+
+    def _evaluate(self, stage: Stage, moment: Moment, state: Payload, hub: Hub) -> dict[str, Any]:
         self.bench.clear()
         weights = stage.method.server_answer(state, hub)
         if weights is None or not len(self.test_labels):
             return {}
         return score(self.backend.predict_test(weights), self.test_labels)
+
+    def _evaluate_clients(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """How good each client's model was before the merge, in the order of `answered`. None: it sent no model."""
+        local: list[dict[str, Any]] = []
+        for reply in replies:
+            weights = reply.send.get("model")
+            probs = self.backend.predict_test(weights) if isinstance(weights, dict) else None
+            local.append(score(probs, self.test_labels) if probs is not None else {})
+        return {f"clients_{name}": [scores.get(name) for scores in local] for name in ("accuracy", "per_class")}
 
     def _summary(self, seconds: float) -> dict[str, Any]:
         experiment = self.plan.experiment

@@ -152,6 +152,7 @@ class Experiment(Section):
     rounds: Annotated[int, Field(ge=1, description="rounds of the main stage")] = 20
     reporting: Literal["best", "last", "last-10"] = Field("last", description="which rounds the result is made of")
     evaluate_every: Annotated[int, Field(ge=1, description="evaluate each so many rounds, and at the end")] = 1
+    evaluate_clients: bool = Field(False, description="evaluate what each client sent, too (costs a test pass each)")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     title: str = Field("", description="a line for people")
     data: Data = Data()

@@ -224,6 +224,8 @@ RECORDED = frozenset(
         "auc",
         "loss",
         "macro_f1",
+        "clients_accuracy",
+        "clients_per_class",
         "balanced_accuracy",
         "ece",
         "per_class",

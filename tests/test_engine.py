@@ -180,6 +180,17 @@ def test_evaluation_may_be_rarer_but_the_last_round_has_one(tiny: Tiny) -> None:
     assert ["accuracy" in record for record in run.records] == [False, True, False, True, True]
 
 
+def test_clients_models_can_be_evaluated_too(tiny: Tiny) -> None:
+    run = tiny("fedavg", "clients", rounds=2, evaluate_every=2, evaluate_clients=True, participation__number=1)
+    first, last = run.records
+    assert "clients_accuracy" not in first
+    assert last["clients_accuracy"] == [last["accuracy"]], "one client: its model is the global one"
+    assert last["clients_per_class"] == [last["per_class"]]
+    several = tiny("fedavg", "clients", "several", rounds=1, evaluate_clients=True).records[0]
+    assert len(several["clients_accuracy"]) == len(several["answered"]) > 1
+    assert len(set(several["clients_accuracy"])) > 1
+
+
 def test_reporting_rules() -> None:
     rounds = [{"round": r, "accuracy": a} for r, a in enumerate([0.1] * 5 + [0.9] + [0.5] * 10)]
     assert report(rounds, "best")["accuracy"] == 0.9

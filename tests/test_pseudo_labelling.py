@@ -25,7 +25,8 @@ from tacit.pieces.consistency import (
     learn_by_batch,
     two_view_batches,
 )
-from tacit.pieces.label import PseudoLabels
+from tacit.pieces.debias import average_prediction, debias
+from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.train import sgd
 from tacit.record import Run
 from tacit.sides import Client
@@ -166,14 +167,37 @@ def test_freematch_against_a_plain_loop(seed: int, decay: float) -> None:
 
 
 def test_the_debias_plug_in_wraps_any_rule() -> None:
-    rule = Debiased(FixedThreshold(0.7), prior=torch.tensor([0.8, 0.2]))
-    assert rule.believe(torch.tensor([0]), torch.tensor([[0.6, 0.4]])) == PseudoLabels(
-        torch.tensor([1]), torch.tensor([True])
-    )  # 0.75 : 2
+    prior, probs = torch.tensor([0.81, 0.19]), torch.tensor([[0.6, 0.4]])
+    rule = Debiased(FixedThreshold(0.7), prior, images=21)  # the prior becomes .8 and .2
+    assert rule.believe(torch.tensor([0]), probs) == PseudoLabels(torch.tensor([1]), torch.tensor([True]))  # 0.75 : 2
+    torch.testing.assert_close(rule.prior, torch.tensor([0.8, 0.2]))
     inside = Flexible(0.7, torch.tensor([-1]), 2)
-    Debiased(inside, torch.tensor([0.8, 0.2])).believe(torch.tensor([0]), torch.tensor([[0.6, 0.4]]))
+    Debiased(inside, prior, images=21).believe(torch.tensor([0]), probs)
     assert inside.memory()["last_sure"].tolist() == [1]
-    assert Debiased(inside, torch.ones(2)).memory() == inside.memory()
+    assert Debiased(inside, torch.ones(2), images=1).memory() == inside.memory()
+
+
+def test_the_plug_in_follows_the_model() -> None:
+    """The model drifts towards class 1 while it learns: a prior from the round's start would raise class 1 further."""
+    rule = Debiased(FixedThreshold(0.5), torch.tensor([0.8, 0.2]), images=100)
+    drifted = torch.tensor([[0.4, 0.6]]).expand(10, 2)
+    for _ in range(40):
+        label = rule.believe(torch.arange(10), drifted).label
+    assert rule.prior.tolist() == pytest.approx([0.4, 0.6], abs=0.01)
+    stale = Debiased(FixedThreshold(0.5), torch.tensor([0.8, 0.2]), images=10**9)
+    assert stale.believe(torch.arange(10), drifted).label.tolist() == [1] * 10
+    one = rule.believe(torch.tensor([0]), torch.tensor([[0.45, 0.55]]))  # less of 1 than usual: it is a 0
+    assert one.label.tolist() == [0]
+    assert len(label) == 10
+
+
+def test_labelling_all_images_at_once_uses_their_own_mean() -> None:
+    probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.9, 0.1]])
+    rule = Debiased(FixedThreshold(0.5), torch.tensor([0.1, 0.9]), images=3)
+    expected = confident(debias(probs, average_prediction(probs)), 0.5)
+    believed = rule.believe(torch.arange(3), probs)
+    assert believed.label.tolist() == expected.label.tolist()
+    assert believed.kept.tolist() == expected.kept.tolist()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.payload import Payload, weights_in
-from tacit.pieces.consistency import Rule, endless_batches, learn_by_batch, two_view_batches
+from tacit.pieces.consistency import Debiased, Rule, endless_batches, learn_by_batch, two_view_batches
+from tacit.pieces.debias import average_prediction
 from tacit.pieces.train import View, fit, give_momentum
 from tacit.sides import Client, Side
 
@@ -87,6 +88,12 @@ def learn_fixed(
             generator=generator,
         )
     return labels, loss
+
+
+def debiased(rule: Rule, model: nn.Module, me: Client) -> Rule:
+    """The rule behind FedDB's DPL: the model's mean prediction on the client's images is divided out first."""
+    images = me.shard.unlabeled
+    return Debiased(rule, average_prediction(me.predict(model, images)), len(images))
 
 
 def as_it_is(look: Callable[[Tensor], Tensor]) -> View:

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
-from tacit.methods._pseudo import as_it_is, learn_batches, learn_fixed, optimizer_with
+from tacit.methods._pseudo import as_it_is, debiased, learn_batches, learn_fixed, optimizer_with
 from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import residual, shares
-from tacit.pieces.consistency import ClassBalanced, Debiased, Rule
-from tacit.pieces.debias import average_prediction
+from tacit.pieces.consistency import ClassBalanced, Rule
 from tacit.pieces.label import class_counts
 from tacit.pieces.threshold import balanced_thresholds, class_shares, tail_classes
 from tacit.pieces.train import momentum_of, pull_back
@@ -92,7 +91,7 @@ class CBAFed(Method):
         optimizer = optimizer_with(kept, model, me, self.unlabeled_lr * me.learning_rate / me.train.lr)
         rule: Rule = ClassBalanced(tensor_in(task.send, "thresholds"), self._tail(tensor_in(task.send, "shares")))
         if self.debias:
-            rule = Debiased(rule, average_prediction(me.predict(model, me.shard.unlabeled)))
+            rule = debiased(rule, model, me)
         if self.labels == "batch":
             labels, loss = learn_batches(model, rule, optimizer, me, learned=None)
         else:  # the kept views are fixed: what was labelled is what is learned

@@ -7,11 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor, nn
 
 from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task
-from tacit.methods._pseudo import as_it_is, learn_batches, learn_fixed
+from tacit.methods._pseudo import as_it_is, debiased, learn_batches, learn_fixed
 from tacit.methods.fedavg import FedAvg
 from tacit.payload import Payload, Weights, weights_in
-from tacit.pieces.consistency import Debiased, FixedThreshold, Rule
-from tacit.pieces.debias import average_prediction
+from tacit.pieces.consistency import FixedThreshold, Rule
 from tacit.sides import Client, Hub
 
 
@@ -52,7 +51,7 @@ class FixMatch(Method):
             return Reply(send={"model": me.weights(model)}, examples=len(me.shard.labeled), metrics={"loss": loss})
         rule = self.rule(kept, me)
         if self.debias:
-            rule = Debiased(rule, average_prediction(me.predict(model, me.shard.unlabeled)))
+            rule = debiased(rule, model, me)
         labels, loss = self.learn(model, rule, me)
         examples = len(labels) if self.fixed else len(me.shard.labeled) + len(me.shard.unlabeled)
         return Reply(

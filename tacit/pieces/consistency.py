@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.pieces.debias import debias
+from tacit.pieces.debias import debias, moving_prediction
 from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.threshold import (
@@ -127,14 +127,27 @@ class SelfAdaptive(Rule):
         return {name: getattr(self, name).detach().cpu().clone() for name in names}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Debiased(Rule):
-    """Any rule, after the model's bias was divided out of the predictions (FedDB's DPL as a plug-in)."""
+    """Any rule, after the model's bias was divided out of the predictions (FedDB's DPL as a plug-in).
+
+    The bias is the mean prediction on the client's images, and moves with the model that learns: each new prediction
+    counts as one image of `images`. When all images are labelled at once, it is their mean (Eq. 8) and nothing else.
+
+    >>> rule = Debiased(FixedThreshold(0.7), prior=torch.tensor([0.8, 0.2]), images=4)
+    >>> rule.believe(torch.tensor([0, 1]), torch.tensor([[0.6, 0.4], [0.6, 0.4]]))    # 0.6 / 0.7 against 0.4 / 0.3
+    PseudoLabels(label=tensor([1, 1]), kept=tensor([False, False]))
+    >>> rule.prior
+    tensor([0.7000, 0.3000])
+    """
 
     rule: Rule
     prior: Tensor  # [K]
+    images: int
 
     def believe(self, index: Tensor, probs: Tensor) -> PseudoLabels:
+        stale = max(0.0, 1.0 - len(probs) / max(self.images, 1))
+        self.prior = moving_prediction(self.prior.to(probs), probs, momentum=stale)
         return self.rule.believe(index, debias(probs, self.prior))
 
     def extra_loss(self, logits: Tensor, kept: Tensor) -> Tensor | float:
