@@ -16,7 +16,7 @@ from tacit import nets, seeds
 from tacit.experiment import Net, Participation, Train
 from tacit.payload import Weights
 from tacit.pieces.statistics import recompute_statistics
-from tacit.pieces.train import cosine, fit, predict, sgd, weights_of
+from tacit.pieces.train import SGD, cosine, fit, predict, sgd, weights_of
 from tacit.views import Views
 
 
@@ -65,8 +65,7 @@ class Setup:
             generator=generator,
             **self.net.model_dump(exclude={"name"}),
         )
-        layout = torch.channels_last if net.channels_last else torch.contiguous_format
-        return net.to(self.device, memory_format=layout)  # type: ignore[call-overload]
+        return net.arrange(self.device, self.size)
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class Side:
             return cosine(self.train.lr, max(self.round, 0) / max(self.rounds, 1))  # round -1: before the first
         return self.train.lr
 
-    def optimizer(self, model: nn.Module, lr: float | None = None) -> torch.optim.SGD:
+    def optimizer(self, model: nn.Module, lr: float | None = None) -> SGD:
         """SGD as the experiment says, at this round's learning rate unless another is given."""
         settings = self.train
         rate = self.learning_rate if lr is None else lr

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from tacit.payload import Payload, weights_in
 from tacit.pieces.consistency import Debiased, Rule, endless_batches, learn_by_batch, two_view_batches
 from tacit.pieces.debias import average_prediction
-from tacit.pieces.train import View, fit, give_momentum
+from tacit.pieces.train import SGD, View, fit, give_momentum
 from tacit.sides import Client, Side
 
 
-def optimizer_with(kept: Payload, model: nn.Module, side: Side, rate: float) -> torch.optim.SGD:
+def optimizer_with(kept: Payload, model: nn.Module, side: Side, rate: float) -> SGD:
     """The optimiser of the experiment at this rate, going on with the momentum that was kept, if any was."""
     optimizer = side.optimizer(model, rate)
     if "momentum" in kept:

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
 from tacit.methods._pseudo import as_it_is, debiased, learn_batches, learn_fixed, optimizer_with
@@ -16,7 +15,7 @@ from tacit.pieces.aggregate import residual, shares
 from tacit.pieces.consistency import ClassBalanced, Rule
 from tacit.pieces.label import class_counts
 from tacit.pieces.threshold import balanced_thresholds, class_shares, tail_classes
-from tacit.pieces.train import momentum_of, pull_back
+from tacit.pieces.train import SGD, momentum_of, pull_back
 from tacit.sides import Client, Hub, Side
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,11 @@ class Net(nn.Module):
     @property
     def head(self) -> nn.Linear:
         return self.fc
+
+    def arrange(self, device: torch.device, size: int) -> Self:
+        """Move to a device, in the memory layout in which this net is fastest there for images of this size."""
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        return self.to(device, memory_format=layout)  # type: ignore[call-overload]
 
     def features(self, x: Tensor) -> Tensor:
         """Images [N, C, S, S], already normalised, to vectors [N, D]."""

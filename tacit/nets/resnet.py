@@ -1,9 +1,13 @@
 """ResNet-18 (He et al. 2016), with the parameter names that everybody's PyTorch checkpoints have."""
 
+from typing import Self
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit.nets.layers import Layers, Net, Stem, convolution, pooled
+from tacit.nets.live_taps import LARGEST, convolve, normalise
 
 
 class Block(nn.Module):
@@ -16,13 +20,24 @@ class Block(nn.Module):
         self.conv2 = convolution(outputs, outputs, 3)
         self.bn2 = layers.norm(outputs)
         self.activation = layers.activation()
-        self.downsample: nn.Module | None = None
+        self.downsample: nn.Sequential | None = None
         if inputs != outputs or stride != 1:
             self.downsample = nn.Sequential(convolution(inputs, outputs, 1, stride), layers.norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         change = self.bn2(self.conv2(self.activation(self.bn1(self.conv1(x)))))
         shortcut = x if self.downsample is None else self.downsample(x)
+        result: Tensor = self.activation(change + shortcut)
+        return result
+
+    def on_few_pixels(self, x: Tensor) -> Tensor:
+        """The same for maps [H, W, N, C] of few pixels."""
+        change = normalise(self.bn1, convolve(self.conv1, x))
+        change = normalise(self.bn2, convolve(self.conv2, self.activation(change)))
+        shortcut = x
+        if self.downsample is not None:
+            projection, norm = self.downsample
+            shortcut = normalise(norm, convolve(projection, x))
         result: Tensor = self.activation(change + shortcut)
         return result
 
@@ -33,6 +48,9 @@ class ResNet18(Net):
     `imagenet` stem: 7×7 convolution with stride 2 and 3×3 max-pooling with stride 2, so that small images
     arrive at the stages four times smaller (CBAFed and DDRFed mean this one). `cifar` stem: a 3×3
     convolution, no pooling: many times slower and more accurate on 32×32 images.
+
+    With the `imagenet` stem, images up to 32 pixels are maps of 4×4 pixels and fewer from the third stage on. On a
+    CPU these stages then skip the padding (see live_taps.py): the same results, in about half the time.
     """
 
     channels_last = False  # slower with the imagenet stem up to batches of 64, no clear gain with the other
@@ -53,4 +71,17 @@ class ResNet18(Net):
         x = self.activation(self.bn1(self.conv1(x)))
         if self.stem == "imagenet":
             x = F.max_pool2d(x, 3, stride=2, padding=1)
-        return pooled(self.layer4(self.layer3(self.layer2(self.layer1(x)))))
+        x = self.layer2(self.layer1(x))
+        if max(x.shape[2:]) > LARGEST or x.device.type != "cpu" or torch.compiler.is_compiling():
+            return pooled(self.layer4(self.layer3(x)))
+        x = x.permute(2, 3, 0, 1).contiguous()
+        for block in (*self.layer3, *self.layer4):
+            x = block.on_few_pixels(x)
+        return x.mean(dim=(0, 1))
+
+    def arrange(self, device: torch.device, size: int) -> Self:
+        super().arrange(device, size)
+        if device.type == "cpu" and self.stem == "imagenet" and size <= 8 * LARGEST:
+            for stage in (self.layer3, self.layer4):
+                stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return self

@@ -1,8 +1,9 @@
 """The inner loop that every method shares: batches, one optimiser step, plain supervised epochs, prediction."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,22 +60,55 @@ def _view(
         yield from zip(which.split(sizes), views.split(sizes), strict=True)
 
 
-def sgd(
-    model: nn.Module, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, nesterov: bool = False
-) -> torch.optim.SGD:
-    """Stochastic gradient descent, in its fused form (one pass over the parameters a step)."""
-    return torch.optim.SGD(
-        model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
-    )
+class SGD(torch.optim.SGD):
+    """Stochastic gradient descent in its fused form, on each parameter as it lies in memory.
+
+    The fused step of PyTorch first copies what is channels-last; so it is shown such parameters with their channels
+    last in the shape, too, where they are contiguous.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
+        self.shown = list(parameters)
+        self.turned = [p.dim() == 4 and not p.is_contiguous() for p in self.shown]
+        self.stored = [
+            nn.Parameter(p.data.permute(0, 2, 3, 1)) if turned else p
+            for p, turned in zip(self.shown, self.turned, strict=True)
+        ]
+        super().__init__(self.stored, fused=True, **settings)
+
+    def step(self, closure: Any = None) -> Any:
+        for shown, stored, turned in zip(self.shown, self.stored, self.turned, strict=True):
+            if turned:
+                stored.grad = None if shown.grad is None else shown.grad.permute(0, 2, 3, 1)
+        return super().step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in (*self.shown, *self.stored):
+            parameter.grad = None
+
+    def momentum(self, place: int) -> Tensor | None:
+        """The momentum of the parameter at this place, in that parameter's shape; None before its first step."""
+        buffer: Tensor | None = self.state[self.stored[place]].get("momentum_buffer")
+        return buffer.permute(0, 3, 1, 2) if buffer is not None and self.turned[place] else buffer
+
+    def set_momentum(self, place: int, momentum: Tensor) -> None:
+        """Go on with this momentum for the parameter at this place."""
+        same = torch.empty_like(self.shown[place]).detach().copy_(momentum)  # the fused step asks for the same layout
+        self.state[self.stored[place]]["momentum_buffer"] = same.permute(0, 2, 3, 1) if self.turned[place] else same
 
 
-def momentum_of(model: nn.Module, optimizer: torch.optim.SGD) -> dict[str, Tensor]:
+def sgd(model: nn.Module, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, nesterov: bool = False) -> SGD:
+    """Stochastic gradient descent for all parameters of a model."""
+    return SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+
+
+def momentum_of(model: nn.Module, optimizer: SGD) -> dict[str, Tensor]:
     """A copy of the optimiser's momentum, by parameter name: what a client keeps to go on where it stopped."""
-    buffers = ((name, optimizer.state[p].get("momentum_buffer")) for name, p in model.named_parameters())
+    buffers = ((name, optimizer.momentum(place)) for place, (name, _) in enumerate(model.named_parameters()))
     return {name: buffer.detach().cpu().clone() for name, buffer in buffers if buffer is not None}
 
 
-def give_momentum(model: nn.Module, optimizer: torch.optim.SGD, momentum: dict[str, Tensor]) -> None:
+def give_momentum(model: nn.Module, optimizer: SGD, momentum: dict[str, Tensor]) -> None:
     """Let the optimiser go on with a momentum that was kept; nothing kept, nothing changed.
 
     >>> net = nn.Linear(1, 1, bias=False)
@@ -85,10 +119,9 @@ def give_momentum(model: nn.Module, optimizer: torch.optim.SGD, momentum: dict[s
     >>> momentum_of(net, second)
     {'weight': tensor([[1.]])}
     """
-    for name, parameter in model.named_parameters():
+    for place, (name, _) in enumerate(model.named_parameters()):
         if name in momentum:
-            # In the parameter's own memory layout: the fused step pairs numbers by where they lie, not by their place.
-            optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).detach().copy_(momentum[name])
+            optimizer.set_momentum(place, momentum[name])
 
 
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, clip: float = 0.0) -> None:

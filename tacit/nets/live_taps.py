@@ -1,0 +1,137 @@
+"""3×3 convolutions on maps of a few pixels, computed on the taps that touch pixels.
+
+A ResNet-18 with the ImageNet stem sees 28- and 32-pixel images as 2×2 and 1×1 maps in its last two stages: most of
+a 3×3 window is padding there, and a general convolution multiplies it all the same. Here each tap that touches
+pixels is one matrix product. The mathematics, the weights and their names are those of the plain net.
+
+Maps are [H, W, N, C]: then the pixels that meet a tap lie in few blocks. Weights are [O, I, 3, 3] as ever, but
+channels-last in memory, so that a tap's matrix [O, I] is a view with whole rows.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+LARGEST = 4  # maps with more pixels a side are faster as ordinary convolutions (measured on a CPU)
+
+
+class Span(NamedTuple):
+    """Along one side: the inputs that meet a tap, and the outputs that they meet it for."""
+
+    inputs: slice
+    outputs: slice
+
+
+class Tap(NamedTuple):
+    """A tap of the kernel and the rectangles that it joins."""
+
+    row: int
+    column: int
+    inputs: tuple[slice, slice]
+    outputs: tuple[slice, slice]
+
+
+def outputs_of(size: int, stride: int) -> int:
+    """The side of the map after a 3×3 convolution with padding 1.
+
+    >>> [outputs_of(size, 2) for size in (1, 2, 4, 7)]
+    [1, 1, 2, 4]
+    """
+    return (size - 1) // stride + 1
+
+
+def spans(size: int, stride: int) -> list[Span | None]:
+    """For each of the three taps along a side; None for one that only ever touches padding.
+
+    >>> spans(1, 1)                                              # one pixel: the middle tap alone
+    [None, Span(inputs=slice(0, 1, 1), outputs=slice(0, 1, None)), None]
+    >>> [span is not None for span in spans(2, 2)]
+    [False, True, True]
+    """
+    result: list[Span | None] = []
+    for tap in range(3):
+        met = [place for place in range(outputs_of(size, stride)) if 0 <= place * stride + tap - 1 < size]
+        if met:
+            first, last = (place * stride + tap - 1 for place in (met[0], met[-1]))
+            result.append(Span(slice(first, last + 1, stride), slice(met[0], met[-1] + 1)))
+        else:
+            result.append(None)
+    return result
+
+
+@lru_cache(maxsize=64)
+def live_taps(height: int, width: int, stride: int) -> tuple[Tap, ...]:
+    """The taps that touch pixels of such a map.
+
+    >>> len(live_taps(4, 4, 1)), len(live_taps(2, 2, 1)), len(live_taps(2, 2, 2)), len(live_taps(1, 1, 1))
+    (9, 9, 4, 1)
+    """
+    return tuple(
+        Tap(a, b, (rows.inputs, columns.inputs), (rows.outputs, columns.outputs))
+        for a, rows in enumerate(spans(height, stride))
+        for b, columns in enumerate(spans(width, stride))
+        if rows is not None and columns is not None
+    )
+
+
+def add_product(total: Tensor, x: Tensor, matrix: Tensor) -> None:
+    """total [h, w, N, O] += x [h, w, N, I] · matrix [I, O], in place, in the largest pieces that lie together."""
+    for into, row in zip(total, x, strict=True):
+        if into.is_contiguous() and row.is_contiguous():
+            into.view(-1, into.shape[-1]).addmm_(row.view(-1, row.shape[-1]), matrix)
+        else:
+            for pixel, source in zip(into, row, strict=True):
+                pixel.addmm_(source, matrix)
+
+
+class LiveConvolution(torch.autograd.Function):
+    """The convolution and its gradient: one product a live tap, nothing for the others (their gradient is zero)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        height, width, count, _ = x.shape
+        taps = live_taps(height, width, stride)
+        result = x.new_zeros(outputs_of(height, stride), outputs_of(width, stride), count, len(weight))
+        for tap in taps:
+            add_product(result[tap.outputs], x[tap.inputs], weight[:, :, tap.row, tap.column].t())
+        ctx.save_for_backward(x, weight)
+        ctx.taps = taps
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        to_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # keeps the weight's layout
+        for tap in ctx.taps:
+            part = gradient[tap.outputs]
+            if to_x is not None:
+                add_product(to_x[tap.inputs], part, weight[:, :, tap.row, tap.column])
+            if to_weight is not None:
+                own = x[tap.inputs].reshape(-1, x.shape[-1])
+                to_weight[:, :, tap.row, tap.column].addmm_(part.reshape(-1, len(weight)).t(), own)
+        return to_x, to_weight, None
+
+
+def convolve(layer: nn.Module, x: Tensor) -> Tensor:
+    """What the layer does to maps [N, C, H, W], done to [H, W, N, C]: 3×3 with padding 1, or 1×1 without."""
+    assert isinstance(layer, nn.Conv2d)
+    stride = int(layer.stride[0])
+    if layer.kernel_size == (1, 1):
+        return x[::stride, ::stride] @ layer.weight[:, :, 0, 0].t()
+    result: Tensor = LiveConvolution.apply(x, layer.weight, stride)
+    return result
+
+
+def normalise(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a norm layer does to maps [N, C, H, W], done to [H, W, N, C]."""
+    if isinstance(layer, nn.BatchNorm2d):  # it asks for no more than which numbers belong to a channel
+        flat: Tensor = layer(x.reshape(-1, x.shape[-1], 1, 1))
+        return flat.view(x.shape)
+    result: Tensor = layer(x.permute(2, 3, 0, 1).contiguous())
+    return result.permute(2, 3, 0, 1).contiguous()
