@@ -390,17 +390,6 @@ def test_other_batch_norm_policies(tiny: Tiny, bn: str) -> None:
             assert (tensor >= 0).all()
 
 
-def test_the_docs_page_draws_figure_3(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    """The code of the page, as it stands: a line for each round after the first, with two divergences up to ln 2."""
-    page = (Path(__file__).parent.parent / "docs" / "methods" / "feddb.md").read_text()
-    code = page.split("```python\n")[1].split("```")[0]
-    run = tiny("feddb", "clients", rounds=3, method__trace=True)
-    exec(code.replace("runs/feddb", run.folder.as_posix()), {})
-    lines = [[float(word) for word in line.split()] for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in lines] == [1, 2]
-    assert all(0 < divergence < 0.6932 for line in lines for divergence in line[1:])
-
-
 def test_the_recipes_name_every_row_of_table_4() -> None:
     """Nothing, DPL, DPL and DMA: three settings of one method, for three data sets and three ways to split."""
     from tacit.recipes import known_recipes, load_recipe
