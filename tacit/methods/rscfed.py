@@ -59,16 +59,17 @@ class RSCFed(Method):
         | {"weight": 0.5, "train.lr": 0.1, "views.weak": "crop"},
     }
 
+    def tasks(self, asked: int) -> int:
+        return self.groups * min(self.group_size, asked)
+
     def before(self) -> tuple[Stage, ...]:
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         pool, chance = hub.sample_clients(), hub.rng("groups")
-        send: Payload = {"model": state["model"]}
         drawn = [torch.randperm(len(pool), generator=chance)[: self.group_size] for _ in range(self.groups)]
-        return [
-            Task(pool[place], send, group) for group, places in enumerate(drawn) for place in sorted(places.tolist())
-        ]
+        groups = [sorted(pool[place] for place in places.tolist()) for places in drawn]
+        return [Task(who, {"model": state["model"]}, number) for number, group in enumerate(groups) for who in group]
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
         weights = weights_in(task.send, "model")
@@ -78,7 +79,8 @@ class RSCFed(Method):
         optimizer = optimizer_with(kept, model, me, rate)
         keep: Payload = {}
         if unlabeled:  # the teacher is this client's own, from its first task on: no model of the server resets it
-            teacher, step = me.model(weights_in(kept, "teacher") if "teacher" in kept else weights), kept.get("step", 0)
+            teacher = me.model(weights_in(kept, "teacher") if "teacher" in kept else weights)
+            step = kept.get("step", 0)
             assert isinstance(step, int)
             loss, step = self.learn(model, teacher, optimizer, step, me)
             keep = {"teacher": weights_of(teacher), "step": step}
