@@ -91,6 +91,10 @@ class Method:
         """For estimates: passes over a client's labelled and over its unlabelled images in a round."""
         return epochs, epochs
 
+    def tasks(self, asked: int) -> int:
+        """For estimates: how many tasks a round has when so many clients take part."""
+        return asked
+
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         """The state before the first round; `past` holds the last states of the stages before, by name."""
         model = next((weights_in(state, "model") for state in reversed(list(past.values())) if "model" in state), None)

@@ -42,8 +42,9 @@ def preview(experiment: Experiment, screen: Console) -> None:
             [kind_bytes(kind, weights, len(plan.setup.classes)) for kind in kinds.values()]
             for kinds in (method.server_sends, method.client_sends)
         ]
-        down, up = (asked * sum(size or 0 for size in one) for one in sizes)
-        time_needed = stage.rounds * round_seconds(plan, method, asked, *seconds)
+        tasks = method.tasks(asked)
+        down, up = (tasks * sum(size or 0 for size in one) for one in sizes)
+        time_needed = stage.rounds * round_seconds(plan, method, tasks, *seconds)
         total += time_needed
         rounds, cost = str(stage.rounds), clock(time_needed)
         table.add_row(stage.name, rounds, f"≤ {asked}", f"{size_text(down)}/round", f"{size_text(up)}/round", cost)
@@ -77,8 +78,8 @@ def seconds_per_image(plan: Plan) -> tuple[float, float]:
     return times[0], times[1]
 
 
-def round_seconds(plan: Plan, method: Method, asked: int, training: float, inference: float) -> float:
-    """The asked clients' images trained on as often as the method says, labelled once; the test set predicted."""
+def round_seconds(plan: Plan, method: Method, tasks: int, training: float, inference: float) -> float:
+    """The images of so many clients trained on as often as the method says, labelled once; the test set predicted."""
     settings = plan.experiment.backend
     workers = (settings.workers or default_workers()) if settings.name == "pool" else 1
     train = plan.setup.train
@@ -86,7 +87,7 @@ def round_seconds(plan: Plan, method: Method, asked: int, training: float, infer
     labeled = sum(len(part.labeled) for part in plan.split.clients)
     unlabeled = sum(len(part.unlabeled) for part in plan.split.clients)
     passes = (labeled * on_labels + unlabeled * on_the_rest) * training + (unlabeled * inference if on_the_rest else 0)
-    clients = passes * asked / plan.setup.clients
+    clients = passes * tasks / plan.setup.clients
     server = len(plan.split.server) * (train.server_epochs or train.epochs) * training
     tests = len(plan.split.test) * inference / plan.experiment.evaluate_every
     return (clients + tests) / workers + server

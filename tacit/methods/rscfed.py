@@ -1,0 +1,149 @@
+"""RSCFed: several random groups of clients in a round, a consensus in each, and the mean of the consensus models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tacit.method import AtLeastOne, Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.methods._pseudo import optimizer_with
+from tacit.methods.fixmatch import WarmUp
+from tacit.payload import Payload, Weights, weights_in
+from tacit.pieces.aggregate import shares, weighted_mean
+from tacit.pieces.consensus import distance_shares, model_distance
+from tacit.pieces.consistency import two_view_batches
+from tacit.pieces.mixup import endless_loss
+from tacit.pieces.teacher import early_decay, learn_with_teacher, sharpen, squared_error
+from tacit.pieces.train import momentum_of, weights_of
+from tacit.sides import Client, Hub
+
+
+@dataclass(frozen=True)
+class RSCFed(Method):
+    """Each round draws groups of clients; a client may be in several and is trained in each, from the same model.
+
+    Labelled clients learn their labels, unlabelled ones what their own slow teacher sees in another view. Inside a
+    group, models far from the group's mean count less and labelled ones more. Our own construction: a server that
+    holds labels is one more labelled member of every group; a client with both kinds adds both losses.
+    """
+
+    groups: Annotated[AtLeastOne, "groups a round (M)"] = 3
+    group_size: Annotated[AtLeastOne, "clients in a group, drawn without replacement (K)"] = 5
+    weight: Annotated[NotNegative, "of the unlabelled loss"] = 0.02
+    temperature: Annotated[Positive, "of the teacher's predictions: below 1 sharpens"] = 0.5
+    decay: Annotated[Share, "highest decay of the teacher"] = 0.999
+    teacher_statistics: Annotated[Literal["student", "first"], "whose BN statistics the teacher has"] = "student"
+    scale: Annotated[NotNegative, "of distances, in groups without a labelled member (beta)"] = 10_000.0
+    labeled_scale: Annotated[NotNegative, "of distances, in groups with one"] = 100.0
+    distance: Annotated[Literal["whole", "by-tensor"], "one norm, or a sum of norms by tensor"] = "whole"
+    labeled_boost: Annotated[Positive, "labelled images weigh so many times"] = 6.0
+    boost_twice: Annotated[bool, "labelled members are boosted again after the distances"] = False
+    unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.021
+    keep_momentum: Annotated[bool, "clients keep their momentum from task to task"] = False
+    warmup: Annotated[Count, "rounds of FedAvg on the labels before"] = 7
+    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+
+    citation: ClassVar[str] = (
+        "Liang et al., RSCFed: Random Sampling Consensus Federated Semi-supervised Learning, CVPR 2022"
+    )
+    placements: ClassVar = ("some-clients", "clients", "server")
+    client_keeps: ClassVar = {"teacher?": "weights", "step?": "number", "momentum?": "any"}
+    presets: ClassVar = {
+        "paper": {"rounds": 1000, "net.name": "resnet18", "net.norm": "bn", "views.weak": "resize-crop"},
+        "released": {"keep_momentum": True, "distance": "by-tensor", "boost_twice": True}
+        | {"teacher_statistics": "first", "views.flip": "yes"},
+        "smoke": {"group_size": 3, "warmup": 1, "keep_momentum": True, "scale": 100.0, "unlabeled_lr": 0.07}
+        | {"weight": 0.5, "train.lr": 0.1, "views.weak": "crop"},
+    }
+
+    def tasks(self, asked: int) -> int:
+        return self.groups * min(self.group_size, asked)
+
+    def before(self) -> tuple[Stage, ...]:
+        return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
+
+    def server_send(self, state: Payload, hub: Hub) -> list[Task]:
+        pool, chance = hub.sample_clients(), hub.rng("groups")
+        drawn = [torch.randperm(len(pool), generator=chance)[: self.group_size] for _ in range(self.groups)]
+        groups = [sorted(pool[place] for place in places.tolist()) for places in drawn]
+        return [Task(who, {"model": state["model"]}, number) for number, group in enumerate(groups) for who in group]
+
+    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+        weights = weights_in(task.send, "model")
+        model = me.model(weights)
+        unlabeled = len(me.shard.unlabeled) > 0
+        rate = self.unlabeled_lr * me.learning_rate / me.train.lr if unlabeled else me.learning_rate
+        optimizer = optimizer_with(kept, model, me, rate)
+        keep: Payload = {}
+        if unlabeled:  # the teacher is this client's own, from its first task on: no model of the server resets it
+            teacher = me.model(weights_in(kept, "teacher") if "teacher" in kept else weights)
+            step = kept.get("step", 0)
+            assert isinstance(step, int)
+            loss, step = self.learn(model, teacher, optimizer, step, me)
+            keep = {"teacher": weights_of(teacher), "step": step}
+        else:
+            loss = me.fit_labeled(model, optimizer=optimizer)
+        if self.keep_momentum:
+            keep["momentum"] = momentum_of(model, optimizer)
+        held = len(me.shard.labeled) + len(me.shard.unlabeled)
+        return Reply(send={"model": me.weights(model)}, examples=held, keep=keep, metrics={"loss": loss})
+
+    def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        own: list[Reply] = []
+        if len(hub.shard.labeled):
+            trained = hub.finetune(weights_in(state, "model"))
+            own = [Reply(send={"model": trained}, examples=len(hub.shard.labeled))]
+        models: list[Weights] = []
+        noted: list[float] = []
+        for group in sorted({reply.group for reply in replies}):
+            members = [reply for reply in replies if reply.group == group]
+            labeled = [member.client in hub.labeled_clients for member in members] + [True] * len(own)
+            members += own
+            weights = self.consensus_weights(members, labeled)
+            noted += weights
+            if any(weights):
+                models.append(mean_model(members, weights))
+        hub.note(party_weights=noted)  # group by group, as they answered; a server with labels is last in each
+        return {"model": weighted_mean(models, [1 / len(models)] * len(models))} if models else state
+
+    def consensus_weights(self, members: Sequence[Reply], labeled: Sequence[bool]) -> list[float]:
+        """Distance-reweighted aggregation (DMA): w_i ∝ n_i · exp(−scale · ‖θ_i − θ̄‖ / n_i), labelled ones boosted."""
+        boost = [self.labeled_boost if has else 1.0 for has in labeled]
+        examples = [member.examples for member in members]
+        prior = shares([n * more for n, more in zip(examples, boost, strict=True)])
+        if not any(prior):
+            return prior
+        mean = mean_model(members, prior)
+        distances = [model_distance(weights_in(m.send, "model"), mean, self.distance == "by-tensor") for m in members]
+        if self.boost_twice:
+            prior = [share * more for share, more in zip(prior, boost, strict=True)]
+        return distance_shares(prior, examples, distances, self.labeled_scale if any(labeled) else self.scale)
+
+    def learn(
+        self, model: nn.Module, teacher: nn.Module, optimizer: torch.optim.SGD, step: int, me: Client
+    ) -> tuple[float, int]:
+        """Mean teacher: the student comes near to the teacher's sharpened prediction for another weak view."""
+        labeled, weak, generator = me.shard.labeled, me.views.weak_view, me.rng("unlabeled views")
+        own = (labeled.images, labeled.labels), me.train.batch, weak, me.rng("labeled views")
+        label_loss = endless_loss(model, *own) if len(labeled) else None
+
+        def loss_of(which: Tensor, views: Tensor, target: Tensor) -> Tensor:
+            me.audit(which, target.argmax(dim=1), torch.ones(len(which), dtype=torch.bool))
+            loss = self.weight * squared_error(model(views).softmax(dim=1), sharpen(target, self.temperature))
+            return loss + label_loss() if label_loss is not None else loss
+
+        epochs = (two_view_batches(me.shard.unlabeled, me.train.batch, weak, weak, generator) for _ in range(me.epochs))
+        loss, steps = learn_with_teacher(
+            model,
+            teacher,
+            chain.from_iterable(epochs),
+            loss_of,
+            optimizer=optimizer,
+            clip=me.train.clip,
+            decays=(early_decay(number, self.decay) for number in count(step)),
+            statistics=self.teacher_statistics == "student",
+        )
+        return loss, step + steps
