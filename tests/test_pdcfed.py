@@ -207,8 +207,9 @@ def test_the_loop_shows_the_rule_both_views() -> None:
 def test_other_rules_do_not_ask_the_second_view() -> None:
     weak = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
     assert FixedThreshold(0.8).believe_pair(torch.arange(2), weak, weak.flip(0)).kept.tolist() == [True, False]
-    both = Debiased(rule(lower=0.0), torch.tensor([0.5, 0.5])).believe_pair(torch.arange(2), weak, weak)
-    assert both.kept.tolist() == [True, True]
+    debiased = Debiased(rule(lower=0.0), torch.tensor([0.5, 0.5]), images=4)
+    assert debiased.believe_pair(torch.arange(2), weak, weak).kept.tolist() == [True, True]
+    assert debiased.prior.tolist() == pytest.approx([0.575, 0.425])  # half of ½, ½; half of the batch's .65, .35
 
 
 # Clients

@@ -46,7 +46,7 @@ class PDCFed(Method):
     )
     placements: ClassVar = ("some-clients", "clients", "server")
     client_keeps: ClassVar = {"mean?": "any", "variance?": "any", "momentum?": "any"}
-    presets: ClassVar = {  # the settings for CIFAR-10; those for SVHN and CIFAR-100 are on the docs page
+    presets: ClassVar = {  # what the authors set for other data is on the docs page
         "paper": {"participation.fraction": 0.5, "train.batch": 128, "train.lr": 0.01, "rounds": 500},
         "released": {"double_softmax": True, "keep_momentum": True, "views.weak": "resize-crop", "views.flip": "yes"},
         "smoke": {"warmup": 1, "threshold": 0.6, "lower": 0.3, "agreement": 0.3, "weight": 1.0, "decay": 0.8}

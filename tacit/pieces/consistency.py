@@ -154,12 +154,17 @@ class Debiased(Rule):
     images: int
 
     def believe(self, index: Tensor, probs: Tensor) -> PseudoLabels:
-        stale = max(0.0, 1.0 - len(probs) / max(self.images, 1))
-        self.prior = moving_prediction(self.prior.to(probs), probs, momentum=stale)
+        self._follow(probs)
         return self.rule.believe(index, debias(probs, self.prior))
 
     def believe_pair(self, index: Tensor, shown: Tensor, learned: Tensor) -> PseudoLabels:
+        self._follow(shown)
         return self.rule.believe_pair(index, debias(shown, self.prior), debias(learned, self.prior))
+
+    def _follow(self, probs: Tensor) -> None:
+        """The bias moves with the model."""
+        stale = max(0.0, 1.0 - len(probs) / max(self.images, 1))
+        self.prior = moving_prediction(self.prior.to(probs), probs, momentum=stale)
 
     def label_loss(self, logits: Tensor, label: Tensor, kept: Tensor) -> Tensor:
         return self.rule.label_loss(logits, label, kept)
