@@ -351,7 +351,7 @@ def explain(error: ValidationError, prefix: str = "") -> str:
     """A validation error in words: the key, what was given, what is expected, the nearest valid name."""
     lines = []
     for problem in error.errors():
-        key = prefix + ".".join(str(part) for part in problem["loc"])
+        key = (prefix + ".".join(str(part) for part in problem["loc"])).rstrip(".")
         if problem["type"] == "extra_forbidden":
             lines.append(f"There is no setting '{key}'.{suggestion(key)}")
         elif problem["type"] == "literal_error":

@@ -58,6 +58,18 @@ def tensor_in(payload: Mapping[str, Value], name: str) -> Tensor:
     return value
 
 
+def number_in(payload: Mapping[str, Value], name: str) -> float:
+    """The number with this name, for a caller that needs a number and nothing else.
+
+    >>> number_in({"status": 0.5}, "status")
+    0.5
+    """
+    value = payload[name]
+    if not isinstance(value, int | float):
+        raise TypeError(f"payload entry {name!r} is not a number but {type(value).__name__}")
+    return value
+
+
 def check(payload: Mapping[str, Value]) -> None:
     """Refuse anything that is not a payload, by name.
 

@@ -13,7 +13,7 @@ from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import server_momentum, shares
 from tacit.pieces.debias import average_prediction, debias
 from tacit.pieces.label import PseudoLabels, confident
-from tacit.pieces.mixup import endless_loss, fit_fix_and_mix, mix_set
+from tacit.pieces.mixup import StrongTerm, endless_loss, fit_fix_and_mix, mix_set
 from tacit.pieces.statistics import pooled_statistics
 from tacit.pieces.train import give_momentum, momentum_of, predict, weights_of
 from tacit.sides import Client, Hub
@@ -61,14 +61,12 @@ class SemiFL(Method):
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
         model = me.model(weights_in(task.send, "model"))
-        weak_view = partial(me.views.weak_view, generator=me.rng("label views"))
-        found = self.believe(predict(model, me.shard.unlabeled, weak_view))
-        return self.learn(model, found, kept, me)
+        return self.learn(model, self.believe(self.look(model, me.shard.unlabeled, me)), kept, me)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         model, velocity, momentum = (group(state, name) for name in ("model", "velocity", "momentum"))
         parties = [reply for reply in replies if reply.examples > 0]
-        weights = shares([reply.examples if self.weigh == "accepted" else 1.0 for reply in parties])
+        weights = self.client_weights(parties)
         labels = len(hub.shard.labeled)
         statistics: Weights = {}
         if self.statistics == "clients" or not labels:
@@ -85,6 +83,10 @@ class SemiFL(Method):
         memory = {"velocity": velocity if self.server_momentum else {}, "momentum": momentum}
         return {"model": model, **{name: tensors for name, tensors in memory.items() if tensors}}
 
+    def client_weights(self, parties: Sequence[Reply]) -> list[float]:
+        """How much each client that learned anything counts in the mean."""
+        return shares([reply.examples if self.weigh == "accepted" else 1.0 for reply in parties])
+
     def finetune(self, weights: Weights, momentum: Weights, hub: Hub) -> tuple[Weights, Weights]:
         """The model after training on the server's labels, and the momentum to go on with."""
         model = hub.model(weights)
@@ -93,13 +95,19 @@ class SemiFL(Method):
         hub.fit_labeled(model, optimizer=optimizer, batch=self.server_batch)
         return weights_of(model), momentum_of(model, optimizer) if self.keep_momentum else {}
 
+    def look(self, model: nn.Module, images: Tensor, me: Client) -> Tensor:
+        """The label pass: class probabilities of one weak view of each image, by the model as it came."""
+        return predict(model, images, partial(me.views.weak_view, generator=me.rng("label views")))
+
     def believe(self, probs: Tensor) -> PseudoLabels:
         """The pseudo-labels of this client's unlabelled images, and which of them are believed."""
         if not len(probs):
             return PseudoLabels(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool))
         return confident(debias(probs, average_prediction(probs)) if self.debias else probs, self.threshold)
 
-    def learn(self, model: nn.Module, found: PseudoLabels, kept: Payload, me: Client) -> Reply:
+    def learn(
+        self, model: nn.Module, found: PseudoLabels, kept: Payload, me: Client, strong_term: StrongTerm | None = None
+    ) -> Reply:
         """Local training on the fix and the mix set, and on this client's own labels if it has any."""
         images, labeled, accepted = me.shard.unlabeled, me.shard.labeled, int(found.kept.sum())
         me.audit(torch.arange(len(images)), *found)
@@ -123,6 +131,7 @@ class SemiFL(Method):
                 clip=me.train.clip,
                 generator=me.rng("unlabeled views"),
                 also=endless_loss(model, *own) if len(labeled) else None,
+                strong_term=strong_term,
             )
         else:
             loss = me.fit_labeled(model, optimizer=optimizer)

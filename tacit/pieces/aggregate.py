@@ -37,6 +37,20 @@ def labeled_shares(examples: Sequence[float], labeled: Sequence[bool], share: fl
     return [share * a + (1.0 - share) * b for a, b in zip(shares(inside), shares(outside), strict=True)]
 
 
+def status_shares(status: Sequence[float]) -> list[float]:
+    """Learning status-aware shares ((FL)² Eq. 15): (1 − τ_k) / Σ (1 − τ); the less sure a party is, the more it counts.
+
+    Where all are entirely sure, all count alike.
+
+    >>> status_shares([0.75, 0.25])
+    [0.25, 0.75]
+    >>> status_shares([1.0, 1.0])
+    [0.5, 0.5]
+    """
+    doubts = [max(0.0, 1.0 - tau) for tau in status]
+    return shares(doubts if any(doubts) else [1.0] * len(doubts))
+
+
 def weighted_mean(models: Iterable[Weights], weights: Sequence[float]) -> Weights:
     """Σ w_i θ_i, one model in memory at a time, in the order given.
 

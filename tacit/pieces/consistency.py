@@ -32,6 +32,14 @@ class Rule:
         """Labels for the images with these numbers, from their class probabilities."""
         raise NotImplementedError
 
+    def believe_pair(self, index: Tensor, shown: Tensor, learned: Tensor) -> PseudoLabels:
+        """The same, for a rule that also asks what the view to be learned is seen as (PDCFed); most do not."""
+        return self.believe(index, shown)
+
+    def label_loss(self, logits: Tensor, label: Tensor, kept: Tensor) -> Tensor:
+        """What is learned of the labels, from the predictions for the views that are learned."""
+        return masked_cross_entropy(logits, label, kept)
+
     def extra_loss(self, logits: Tensor, kept: Tensor) -> Tensor | float:
         """A term of the loss beside the cross-entropy, from the predictions for the views that are learned."""
         return 0.0
@@ -146,9 +154,20 @@ class Debiased(Rule):
     images: int
 
     def believe(self, index: Tensor, probs: Tensor) -> PseudoLabels:
+        self._follow(probs)
+        return self.rule.believe(index, debias(probs, self.prior))
+
+    def believe_pair(self, index: Tensor, shown: Tensor, learned: Tensor) -> PseudoLabels:
+        self._follow(shown)
+        return self.rule.believe_pair(index, debias(shown, self.prior), debias(learned, self.prior))
+
+    def _follow(self, probs: Tensor) -> None:
+        """The bias moves with the model."""
         stale = max(0.0, 1.0 - len(probs) / max(self.images, 1))
         self.prior = moving_prediction(self.prior.to(probs), probs, momentum=stale)
-        return self.rule.believe(index, debias(probs, self.prior))
+
+    def label_loss(self, logits: Tensor, label: Tensor, kept: Tensor) -> Tensor:
+        return self.rule.label_loss(logits, label, kept)
 
     def extra_loss(self, logits: Tensor, kept: Tensor) -> Tensor | float:
         return self.rule.extra_loss(logits, kept)
@@ -203,9 +222,10 @@ def learn_by_batch(
     total, steps = 0.0, 0
     for index, shown, learned in unlabeled:
         with torch.no_grad():
-            label, kept = rule.believe(index, model(shown).softmax(dim=1))
+            probs = model(shown).softmax(dim=1)
         logits = model(learned)
-        loss = weight * masked_cross_entropy(logits, label, kept) + rule.extra_loss(logits, kept)
+        label, kept = rule.believe_pair(index, probs, logits.detach().softmax(dim=1))
+        loss = weight * rule.label_loss(logits, label, kept) + rule.extra_loss(logits, kept)
         if labeled is not None:
             views, truth = next(labeled)
             loss = loss + F.cross_entropy(model(views), truth)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tacit.pieces.train import View, descend, viewed_batches
 
 LabeledImages = tuple[Tensor, Tensor]
+StrongTerm = Callable[[Tensor, Tensor, Tensor], Tensor]  # which images, their strong views, the logits of these → loss
 
 
 def beta_share(shape: float, generator: torch.Generator) -> float:
@@ -91,8 +92,10 @@ def fit_fix_and_mix(
     clip: float,
     generator: torch.Generator,
     also: Callable[[], Tensor] | None = None,
+    strong_term: StrongTerm | None = None,
 ) -> float:
     """CE on strong views of the fix set, plus `weight` times the mix-up term, plus what `also` adds to each step.
+    `strong_term` is a further loss of the strong views ((FL)²: their consistency).
 
     The mix-up term blends weak views of the fix set with weak views of the mix set (which is as large), by one share
     from Beta(shape, shape) for the whole batch. Returns the last epoch's mean loss, without what `also` added.
@@ -111,15 +114,17 @@ def fit_fix_and_mix(
         ours = viewed_batches(images, batch, both if weight > 0 else strong, generator)
         partners = viewed_batches(others, batch, weak, generator) if weight > 0 else None
         for which, views in ours:
-            if partners is None:
-                loss = F.cross_entropy(model(views), labels[which])
-            else:
-                strong_views, weak_views = views.chunk(2, dim=1)
+            mixed: Tensor | float = 0.0
+            if partners is not None:
+                views, weak_views = views.chunk(2, dim=1)
                 partner, partner_views = next(partners)
                 share = beta_share(shape, generator)
                 logits = model(blend(weak_views, partner_views, share))
-                mixed = blended_cross_entropy(logits, labels[which], other_labels[partner], share)
-                loss = F.cross_entropy(model(strong_views), labels[which]) + weight * mixed
+                mixed = weight * blended_cross_entropy(logits, labels[which], other_labels[partner], share)
+            logits = model(views)
+            loss = F.cross_entropy(logits, labels[which]) + mixed
+            if strong_term is not None:
+                loss = loss + strong_term(which, views, logits)
             descend(model, optimizer, loss if also is None else loss + also(), clip)
             total, seen = total + loss.detach() * len(which), seen + len(which)
         mean = float(total) / seen

@@ -1,6 +1,7 @@
 """Running statistics of BN layers made anew from data (the `static` BN policy, as in SemiFL)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -117,6 +118,28 @@ def pooled_statistics(models: Iterable[dict[str, Tensor]], weights: Sequence[flo
         pooled[f"{layer}running_mean"] = mean.float()
         pooled[f"{layer}running_var"] = (second[layer] - mean.square()).clamp(min=0).float()
     return pooled
+
+
+@contextmanager
+def still_statistics(model: nn.Module) -> Iterator[None]:
+    """Inside, passes in training mode use the batch's statistics as ever, but leave the running ones alone.
+
+    For a further pass over a batch that was counted already.
+
+    >>> net = nn.BatchNorm1d(1)
+    >>> with still_statistics(net):
+    ...     _ = net(torch.tensor([[0.0], [10.0]]))
+    >>> net.running_mean, net.num_batches_tracked
+    (tensor([0.]), tensor(0))
+    """
+    layers = [m for m in model.modules() if isinstance(m, BatchNorm) and m.training and m.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
 
 
 def keep(layer: BatchNorm, moments: Moments) -> None:

@@ -83,6 +83,15 @@ def self_adaptive_thresholds(confidence: Tensor, mean_prediction: Tensor) -> Ten
     return confidence * mean_prediction / mean_prediction.max()
 
 
+def learning_status(probs: Tensor) -> Tensor:
+    """A client's threshold τ_k ((FL)² Eq. 7): the mean of the highest probabilities of its images: [N, K] → [].
+
+    >>> learning_status(torch.tensor([[0.9, 0.1], [0.3, 0.7]]))
+    tensor(0.8000)
+    """
+    return probs.max(dim=1).values.mean()
+
+
 def self_adaptive_fairness(logits: Tensor, kept: Tensor, mean_prediction: Tensor, histogram: Tensor) -> Tensor:
     """FreeMatch's self-adaptive fairness: Σ_c a(c) · log b(c), to be minimised; 0 where nothing is kept.
 
