@@ -19,8 +19,8 @@ class FedRGD(FixMatch):
     """Clients learn confident pseudo-labels as in FixMatch, the server its labels, at the same time. Clients are dealt
     into groups; each group is averaged with a replica of the server's model, and the mean of the groups goes on.
 
-    So the labels weigh as much as `groups` clients, and models that moved apart meet in smaller circles first. Nets
-    have group norm. Where some clients are fully labelled, their mean takes the server's place; where clients hold a few
+    So the labels weigh more than one client, and models that moved apart meet in smaller circles first. Nets have
+    group norm. Where some clients are fully labelled, their mean takes the server's place; where clients hold a few
     labels each, the groups have no replica (both our own construction).
     """
 
