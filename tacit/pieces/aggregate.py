@@ -1,5 +1,6 @@
 """From many models to one."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -113,3 +114,54 @@ def server_momentum(old: Weights, mean: Weights, velocity: Weights, momentum: fl
         after[name] = step + momentum * velocity[name] if name in velocity else step
         new[name] = tensor - after[name]
     return new, after
+
+
+def group_mean(members: Iterable[Weights], replica: Weights | None = None) -> Weights:
+    """The plain mean of a group's models and, as one more of them, a replica of the labelled party's (FedRGD).
+
+    >>> one, two, server = {"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}, {"w": torch.tensor([8.0])}
+    >>> group_mean([one, two]), group_mean([one, two], server)
+    ({'w': tensor([2.])}, {'w': tensor([4.])})
+    """
+    models = [*members] if replica is None else [*members, replica]
+    return weighted_mean(models, shares([1.0] * len(models)))
+
+
+def gradient_diversity(start: Weights, models: Iterable[Weights]) -> float:
+    """How little the parties' steps Δ_i = θ_i − start agree: Σ ‖Δ_i‖² / ‖Σ Δ_i‖². All alike: 1/n; at right angles: 1.
+
+    Whole-number buffers do not count. If the steps cancel out, or nobody moved, it is not a number.
+
+    >>> start = {"w": torch.tensor([0.0, 0.0])}
+    >>> east, north = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 1.0])}
+    >>> gradient_diversity(start, [east, north]), gradient_diversity(start, [east, east])
+    (1.0, 0.5)
+    """
+    alone = 0.0
+    total: Weights = {}
+    for model in models:
+        for name in (name for name, tensor in start.items() if tensor.is_floating_point()):
+            step = (model[name] - start[name]).double()
+            alone += float(step.square().sum())
+            total[name] = total[name] + step if name in total else step
+    together = sum(float(step.square().sum()) for step in total.values())
+    return alone / together if together > 0 else math.nan
+
+
+def stacked(models: Sequence[Weights]) -> Weights:
+    """Several models as one group of tensors, each with a first axis for the model: how a list of them travels.
+
+    >>> stacked([{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}])
+    {'w': tensor([[1.], [2.]])}
+    """
+    return {name: torch.stack([model[name] for model in models]) for name in models[0]}
+
+
+def unstacked(models: Weights) -> list[Weights]:
+    """The models that `stacked` put together; none from an empty group.
+
+    >>> unstacked({"w": torch.tensor([[1.0], [2.0]])}), unstacked({})
+    ([{'w': tensor([1.])}, {'w': tensor([2.])}], [])
+    """
+    count = len(next(iter(models.values()), ()))
+    return [{name: tensor[i] for name, tensor in models.items()} for i in range(count)]
