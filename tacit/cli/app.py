@@ -1,4 +1,4 @@
-"""The commands that run things: run, resume, demo; and those that tell: methods, recipes, split; report and watch (cli/report.py)."""
+"""The commands that run things (run, resume, demo) and those that tell (methods, recipes, split, report, watch)."""
 
 import shlex
 import sys

@@ -43,17 +43,40 @@ def group(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _labels(firsts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The method, and where that does not tell two groups apart, the settings in which they differ."""
+    """The method, and where that does not tell two groups apart, the settings that do."""
     names = [Path(str(run["method"] or run["name"])).stem for run in firsts]
     settings = [same_but_for_seed(run["settings"]) for run in firsts]
     labels = []
     for name, own in zip(names, settings, strict=True):
         rivals = [other for rival, other in zip(names, settings, strict=True) if rival == name]
-        keys = dict.fromkeys(key for other in rivals for key in other)
-        differing = [key for key in keys if len({json.dumps(other.get(key), default=str) for other in rivals}) > 1]
-        told = [f"{key.removesuffix('.name').rpartition('.')[2]}={own[key]}" for key in differing if key in own]
-        labels.append(f"{name} ({', '.join(told[:4])}{' …' if len(told) > 4 else ''})" if told else name)
-    return [label if labels.count(label) == 1 else f"{label} [{run['name']}]" for label, run in zip(labels, firsts)]
+        told = [f"{key.removesuffix('.name').rpartition('.')[2]}={own.get(key, '–')}" for key in telling_keys(rivals)]
+        labels.append(f"{name} ({', '.join(told)})" if told else name)
+    return [
+        label if labels.count(label) == 1 else f"{label} [{run['name']}]"
+        for label, run in zip(labels, firsts, strict=True)
+    ]
+
+
+def telling_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Few settings that tell the experiments apart: always the one next that parts them most.
+
+    >>> telling_keys([{"lr": 0.1, "rounds": 5}, {"lr": 0.1, "rounds": 7}])
+    ['rounds']
+    """
+    keys = sorted(
+        {key for one in settings for key in one}, key=lambda key: (not key.startswith(("method.", "data.")), key)
+    )
+    taken: list[str] = []
+
+    def parts(extra: list[str]) -> int:
+        return len({json.dumps([one.get(key) for key in [*taken, *extra]], default=str) for one in settings})
+
+    while keys and parts([]) < len(settings):
+        best = max(keys, key=lambda key: parts([key]))
+        if parts([best]) == parts([]):
+            break
+        taken.append(best)
+    return taken
 
 
 def _results(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ const observer = new ResizeObserver((entries) => {
 
 // columns: how many places the slider has. draw(width): returns {picture, place(column, row) → x, y}.
 // tell(column, row): the lines to show there, the first as heading. hit(x, y): the column and row at a point.
-function plotFigure({ key, title, says, table, controls = [], wide = false, columns, rows = 1, draw, tell, hit, choose }) {
+function plotFigure({ key, title, says, table, controls = [], columns, rows = 1, draw, tell, hit, choose }) {
   plotNumber += 1;
   const describedBy = `says-${plotNumber}`;
   const tip = el("div", { class: "tip", hidden: true });
@@ -50,7 +50,7 @@ function plotFigure({ key, title, says, table, controls = [], wide = false, colu
     const { x, y } = cursor.drawn.place(cursor.column, cursor.row);
     const room = stage.clientWidth - tip.offsetWidth;
     tip.style.left = `${Math.max(0, Math.min(room, x > stage.clientWidth / 2 ? x - tip.offsetWidth - 12 : x + 12))}px`;
-    tip.style.top = `${Math.max(0, y)}px`;
+    tip.style.top = `${Math.max(0, Math.min(stage.clientHeight - tip.offsetHeight, y))}px`;
     cursor.drawn.point?.(cursor.column, cursor.row);
   }
 
@@ -88,10 +88,10 @@ function plotFigure({ key, title, says, table, controls = [], wide = false, colu
 
   const figure = el(
     "figure",
-    { class: wide ? "plot wide" : "plot" },
+    { class: "plot" },
     el("figcaption", {}, el("h4", {}, title), el("span", { class: "controls" }, ...controls)),
     stage,
-    el("p", { class: "says", id: describedBy }, says),
+    el("p", { class: says.length > 330 ? "says unseen" : "says", id: describedBy }, says),
     tableDetails(`table ${key}`, table),
   );
   stage.redraw = (width) => {

@@ -32,9 +32,9 @@ function pixels(width, height, colour) {
 }
 
 // values[row][column]; columnNames for the tick marks and headings; steps if the columns are rounds.
-function heatPlot({ key, title, unit, rows, columns, values, domain, tellColumn, choose, picked, steps = null, controls, says, wide = true, across = "round" }) {
+function heatPlot({ key, title, unit, rows, columns, values, domain, tellColumn, choose, picked, steps = null, controls, says, across = "round" }) {
   const [low, high] = domain ?? extent(values.flat()) ?? [0, 1];
-  const share = (value) => (high > low ? (value - low) / (high - low) : 0.5);
+  const share = (value) => (high > low ? (value - low) / (high - low) : value ? 0.5 : 0);
   const cellHeight = rows.length <= 12 ? 22 : rows.length <= 30 ? 16 : rows.length <= 60 ? 10 : Math.max(2, Math.floor(480 / rows.length));
   const longest = Math.max(0, ...rows.map((row) => row.length), 4);
   let box = null;
@@ -44,15 +44,15 @@ function heatPlot({ key, title, unit, rows, columns, values, domain, tellColumn,
     const cellWidth = Math.min((width - left - 4) / Math.max(1, columns.length), 90);
     const upright = !steps && Math.max(...columns.map((name) => name.length)) * 6.6 > cellWidth - 4;
     const top = steps ? 6 : upright ? Math.min(90, Math.max(...columns.map((name) => name.length)) * 6.6 + 8) : 20;
-    const across_ = cellWidth * columns.length;
+    const broad = cellWidth * columns.length;
     const down = cellHeight * rows.length;
     const height = top + down + (steps ? 58 : 40);
     box = { left, top, cellWidth };
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", class: "heat" });
     const paint = (x, y) => (values[y][x] === null ? null : colourAt(share(values[y][x])));
     picture.append(
-      hatch(left, top, across_, down),
-      svg("image", { x: left, y: top, width: across_, height: down, preserveAspectRatio: "none", href: pixels(Math.max(1, columns.length), Math.max(1, rows.length), paint) }),
+      hatch(left, top, broad, down),
+      svg("image", { x: left, y: top, width: broad, height: down, preserveAspectRatio: "none", href: pixels(Math.max(1, columns.length), Math.max(1, rows.length), paint) }),
     );
     if (cellWidth >= 6 && cellHeight >= 6) picture.append(lattice(left, top, cellWidth, cellHeight, columns.length, rows.length));
     if (cellWidth >= 38 && cellHeight >= 16) {
@@ -67,7 +67,7 @@ function heatPlot({ key, title, unit, rows, columns, values, domain, tellColumn,
     rowNames(rows, left, top, cellHeight).forEach((name) => picture.append(name));
     const below = top + down;
     if (steps) {
-      for (const i of roundPlaces(steps, across_)) picture.append(svg("text", { x: left + (i + 0.5) * cellWidth, y: below + 16, "text-anchor": "middle" }, String(steps[i] + 1)));
+      for (const i of roundPlaces(steps, broad)) picture.append(svg("text", { x: left + (i + 0.5) * cellWidth, y: below + 16, "text-anchor": "middle" }, String(steps[i] + 1)));
     } else {
       columns.forEach((name, i) => {
         if (cellWidth < 9 && i % Math.ceil(9 / cellWidth)) return;
@@ -102,7 +102,6 @@ function heatPlot({ key, title, unit, rows, columns, values, domain, tellColumn,
   return plotFigure({
     key,
     title,
-    wide,
     controls,
     says,
     columns: columns.length,

@@ -147,7 +147,7 @@ function groupTable() {
         ...[[accuracy, "share"], [auc, "share"], [right, "share"]].map(([result, unit]) => el("td", { class: "number" }, showSpread(result, unit))),
         el("td", { class: "number" }, up ? showBytes(up.mean) : "–"),
         el("td", { class: "number" }, seconds ? showSeconds(seconds.mean) : "–"),
-        el("td", {}, paper ? `${paper.accuracy} % (${paper.source})` : "–"),
+        el("td", { class: "long" }, paper ? `${paper.accuracy} % (${paper.source})` : "–"),
       );
     });
   if (!rows.length) return [];
@@ -157,7 +157,7 @@ function groupTable() {
     el(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-label": "Results over the seeds" },
-      el("table", {}, el("caption", { class: "unseen" }, "Results over the seeds"), el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...rows)),
+      el("table", {}, el("caption", { class: "unseen" }, "Results over the seeds"), el("thead", {}, el("tr", {}, ...heads.map((head, i) => el("th", { scope: "col", class: i > 1 && i < 7 ? "number" : null }, head)))), el("tbody", {}, ...rows)),
     ),
   ];
 }

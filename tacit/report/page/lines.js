@@ -2,15 +2,16 @@
 
 const EDGE = { left: 48, right: 12, top: 10, bottom: 34 };
 
-// lines: [{label, slot, steps, values, std?, n?, thin?}]; stages: [{name, first}]
-function linePlot({ key, title, unit, lines, stages = [], stageOf, choose, picked, from = null, wide = false, controls }) {
+// lines: [{label, slot, steps, values, std?, n?, thin?}]; stages: [{name, first}]; span: the steps that the
+// axis covers; named: the lines have a key of their own
+function linePlot({ key, title, unit, lines, stages = [], stageOf, choose, picked, from = null, span = null, controls = [], named = false }) {
   const bold = lines.filter((line) => !line.thin);
   const steps = [...new Set(lines.flatMap((line) => line.steps.filter((_, i) => line.values[i] !== null)))].sort((a, b) => a - b);
   const height = 230;
   let scale = null;
 
   function draw(width) {
-    scale = lineScale(lines, steps, unit, from, width, height);
+    scale = lineScale(lines, span ?? steps, unit, from, width, height);
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", class: "lines" });
     picture.append(axes(scale, unit), stageMarks(scale, stages));
     for (const line of bold) if (line.std) picture.append(svg("path", { class: `band ${styleOf(line.slot)}`, d: bandPath(line, scale) }));
@@ -42,8 +43,7 @@ function linePlot({ key, title, unit, lines, stages = [], stageOf, choose, picke
   return plotFigure({
     key,
     title,
-    wide,
-    controls,
+    controls: named ? [...keysFor(lines.map((line) => [line.label, line.slot])), ...controls] : controls,
     columns: steps.length,
     says: sayLines(bold, unit),
     table: () => lineTable(title, unit, bold, steps, stageOf),
@@ -55,6 +55,10 @@ function linePlot({ key, title, unit, lines, stages = [], stageOf, choose, picke
     ],
     choose: (column) => choose(steps[column]),
   });
+}
+
+function keysFor(entries) {
+  return entries.map(([name, slot]) => el("span", { class: "key" }, el("i", { class: `swatch ${styleOf(slot)}` }), name));
 }
 
 function styleOf(slot) {
@@ -80,7 +84,7 @@ function lineScale(lines, steps, unit, from, width, height) {
   let [low, high] = extent(reach) ?? [0, 1];
   if (from !== null) low = Math.min(low, from);
   if (unit === "share") [low, high] = [Math.max(low, 0), Math.min(high, Math.max(1, extent(lines.flatMap((l) => l.values))?.[1] ?? 1))];
-  if (low === high) [low, high] = [low - (Math.abs(low) || 1) * 0.05, high + (Math.abs(high) || 1) * 0.05];
+  if (low === high) [low, high] = [low >= 0 ? Math.max(0, low * 0.95) : low * 1.05, high + (Math.abs(high) || 1) * 0.05];
   const ticks = niceTicks(low, high, 5);
   [low, high] = [Math.min(low, ticks[0]), Math.max(high, ticks[ticks.length - 1])];
   const [x0, x1] = steps.length ? [steps[0], steps[steps.length - 1]] : [0, 1];
@@ -227,7 +231,7 @@ function stackPlot({ key, title, unit, steps, parts, stageOf, choose, picked }) 
     key,
     title,
     columns: steps.length,
-    controls: names.map((name, slot) => el("span", { class: "key" }, el("i", { class: `swatch ${styleOf(slot)}` }), name)),
+    controls: keysFor(names.map((name, slot) => [name, slot])),
     says: `Of the rounds shown: ${names.map((name, i) => `${name} ${show(sums[i], unit)} (${Math.round((100 * sums[i]) / whole)} %)`).join(", ")}.`,
     table: () => ({
       caption: title,

@@ -113,12 +113,14 @@ function curve(name, groups) {
   const staged = new Map();
   for (const group of groups) for (const stage of runById.get(group.runs[0]).figures.stages.slice(1)) staged.set(`${stage.name} ${stage.first}`, stage);
   const stages = staged.size <= 2 ? [...staged.values()] : [];
+  const span = extent(groups.flatMap((group) => group.runs.flatMap((id) => runById.get(id).figures.steps)));
   const plot = linePlot({
     key: `curve ${name}`,
     title: titleOf(name),
     unit: unitOf(name),
     lines,
     stages,
+    span,
     stageOf: (step) => `round ${step + 1}`,
     choose: pick,
     picked: () => ui.round,

@@ -133,7 +133,7 @@ function gridPlot(run, name, grid, common) {
   const thinned = grid.rows_in_all > grid.rows.length ? ` ${grid.rows.length} of ${grid.rows_in_all} rows are shown.` : "";
   if (asLines) {
     const lines = grid.rows.map((row, slot) => ({ label: row, slot, steps: grid.steps, values: grid.values[slot] }));
-    return linePlot({ key, title: full, unit, lines, stages: run.figures.stages, controls, wide: true, ...common });
+    return linePlot({ key, title: full, unit, lines, stages: run.figures.stages, controls, named: true, ...common });
   }
   return heatPlot({
     key,
@@ -226,14 +226,15 @@ function splitNotes(run) {
 
 function travelPlots(run, common) {
   const { steps, series, stages } = run.figures;
-  const line = (name, slot) => ({ label: titleOf(name), slot, steps, values: series[name] });
+  // Often as much goes down as up: the second line is dashed, so that the first shows through.
+  const line = (name, i) => ({ label: titleOf(name), slot: i === 1 ? 9 : i, steps, values: series[name] });
   const pairs = [
     ["travel", "Bytes in a round", ["bytes_up", "bytes_down", "kept_bytes"], "bytes"],
     ["clients", "Clients in a round", ["asked", "answered"], "number"],
   ];
   return pairs.flatMap(([key, title, names, unit]) => {
     const lines = names.filter((name) => series[name]?.some((value) => value)).map(line);
-    return lines.length ? [keep(linePlot({ key, title, unit, lines, stages, from: 0, ...common }))] : [];
+    return lines.length ? [keep(linePlot({ key, title, unit, lines, stages, from: 0, named: true, ...common }))] : [];
   });
 }
 
