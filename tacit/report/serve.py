@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import ipaddress
 import json
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,7 +50,9 @@ class PageServer(ThreadingHTTPServer):
         return data, f'"{hashlib.sha256(told.encode()).hexdigest()[:16]}"'
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is no error."""
+        """A browser that goes away in the middle of an answer is no error; all else is told."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -77,7 +77,8 @@ function legendButtons(groups, visible) {
   };
   const buttons = groups.map((group) => {
     const on = !ui.hidden.has(group.label);
-    const seeds = group.runs.length > 1 ? ` · ${group.runs.length} seeds` : "";
+    const count = group.runs.length;
+    const seeds = count > 1 ? ` · ${count} ${new Set(group.seeds).size === count ? "seeds" : "runs"}` : "";
     return el(
       "button",
       { type: "button", class: "toggle", "aria-pressed": String(on), "data-key": `toggle ${group.label}`, onclick: toggle(group.label) },
