@@ -173,7 +173,7 @@ def test_lines_can_be_switched(visit: Callable[..., Page], report: str) -> None:
     button.press("Enter")  # by key, too; the focus stayed where it was
     expect(lines).to_have_count(before)
     page.get_by_label("each seed").check()
-    expect(stage(page, "curve accuracy").locator("path.line.thin")).to_have_count(2)
+    expect(stage(page, "curve accuracy").locator("path.line.thin")).to_have_count(4)
     flip = page.locator('[data-key="flip thresholds"]')
     flip.click()
     expect(stage(page, "grid thresholds").locator("path.line")).to_have_count(10)
@@ -284,7 +284,6 @@ def test_watch_follows_a_run_and_ends(visit: Callable[..., Page], tmp_path: Path
         expect(stage(page, "curve accuracy").locator("path.line")).to_be_visible(timeout=LONG)
         assert page.locator("#live").inner_text() == "live"
         rounds = stage(page, "curve accuracy")
-        rounds.focus()
         page.locator("details.more > summary").click()
         before = int(rounds.get_attribute("aria-valuemax"))
         page.wait_for_function(
@@ -293,7 +292,7 @@ def test_watch_follows_a_run_and_ends(visit: Callable[..., Page], tmp_path: Path
             timeout=LONG,
         )
         assert page.locator("details.more").get_attribute("open") is not None
-        assert page.evaluate("document.activeElement.closest('details.more') !== null")
+        expect(page.locator("details.more > summary")).to_be_focused()
         running.send_signal(signal.SIGINT)
         running.communicate(timeout=LONG / 1000)
         expect(page.locator("#runs")).to_contain_text("Stopped: ", timeout=LONG)

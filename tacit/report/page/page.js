@@ -157,9 +157,11 @@ function followHash() {
 
 // Draw something anew without losing where the reader is.
 function keepPlace(render) {
-  const key = document.activeElement?.dataset?.key;
+  const key = document.activeElement?.closest("[data-key]")?.dataset.key;
   render();
-  if (key && document.activeElement === document.body) document.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+  if (!key || document.activeElement !== document.body) return;
+  const found = document.querySelector(`[data-key="${CSS.escape(key)}"]`);
+  (found?.querySelector(":scope > summary") ?? found)?.focus({ preventScroll: true });
 }
 
 function render() {
