@@ -28,7 +28,12 @@ function linePlot({ key, title, unit, lines, stages = [], stageOf, choose, picke
     return {
       picture,
       mark,
-      place: (column) => ({ x: scale.x(steps[column]), y: EDGE.top }),
+      place: (column) => {
+        // The words stand where the lines are not.
+        const [low, high] = extent(bold.map((line) => valueAt(line, steps[column]))) ?? [0, 0];
+        const upper = scale.y((low + high) / 2) < height / 2;
+        return { x: scale.x(steps[column]), y: upper ? height : EDGE.top };
+      },
       point: (column) => {
         placeLine(cross, column === null ? null : scale.x(steps[column]));
         dots.replaceChildren();
