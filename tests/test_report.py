@@ -102,6 +102,16 @@ def test_clients_that_did_not_answer_have_no_value() -> None:
     assert grid["values"] == [[0.3, None], [None, 1], [0.7, None]]
 
 
+def test_a_client_without_a_model_has_an_empty_row() -> None:
+    per_class = [[0.1, 0.9], None, [0.2, 0.8]]
+    record = {"stage": "main", "round": 0, "step": 0, "answered": [1, 4, 5], "per_class": [0.5, 0.5]}
+    found = read_figures([{**record, "clients_per_class": per_class, "clients_accuracy": [0.5, None, 0.5]}], ("a", "b"))
+    cube = found["cubes"]["clients_per_class"]
+    assert (cube["rows"], cube["columns"]) == (["client 1", "client 4", "client 5"], ["a", "b"])
+    assert cube["values"] == [[[0.1, 0.9], [None, None], [0.2, 0.8]]]
+    assert found["grids"]["clients_accuracy"]["rows"] == ["client 1", "client 4", "client 5"]
+
+
 def test_nothing_that_is_not_finite_gets_through(some: Callable[..., Path]) -> None:
     folder = some()
     record = Run(folder).records[-1]

@@ -25,6 +25,8 @@ TITLES = {
     "balanced_accuracy": ("Balanced accuracy", "share"),
     "ece": ("Calibration error (ECE)", "share"),
     "per_class": ("Accuracy by class", "share"),
+    "clients_accuracy": ("Accuracy of what each client sent", "share"),
+    "clients_per_class": ("Accuracy of what each client sent, by class", "share"),
     "pseudo_accuracy": ("Pseudo-labels that are right", "share"),
     "kept_ratio": ("Pseudo-labels kept", "share"),
     "pseudo_accuracy_by_class": ("Pseudo-labels that are right, by class given", "share"),
@@ -40,7 +42,10 @@ TITLES = {
 SECTIONS = {
     "result": ("accuracy", "auc"),
     "labels": ("pseudo_accuracy", "kept_ratio"),
-    "classes": ("per_class", "pseudo_accuracy_by_class", "kept_ratio_by_class", "kept_by_class"),
+    "classes": (
+        *("per_class", "pseudo_accuracy_by_class", "kept_ratio_by_class", "kept_by_class"),
+        *("clients_accuracy", "clients_per_class"),
+    ),
     "travel": ("bytes_up", "bytes_down", "kept_bytes", "asked", "answered"),
     "time": ("seconds",),
 }
@@ -164,7 +169,7 @@ def axis_of(name: str, lengths: Sequence[int], answered: Sequence[int], classes:
     >>> axis_of("party_weights", [5, 3], [4, 2], 10), axis_of("moments", [2, 2], [4, 4], 10)
     ('party', 'place')
     """
-    says_client = name.split("_")[0] in ("client", "party")
+    says_client = name.split("_")[0] in ("client", "clients", "party")
     by_class = all(length == classes for length in lengths)
     if by_class and not says_client:
         return "class"
@@ -216,19 +221,21 @@ def _cube(name: str, records: Sequence[Record], classes: Sequence[str], count: i
     there = [record for record in records if isinstance(record.get(name), list)]
     matrices = [record[name] for record in there]
     answered = [_answered(record) for record in there]
-    widths = [len(matrix[0]) if matrix else 0 for matrix in matrices]
+    tops: list[list[Any]] = [next((row for row in matrix if row is not None), []) for matrix in matrices]
+    widths = [len(top) for top in tops]
     across = "class" if all(width in (0, count) for width in widths) else axis_of(name, widths, answered, count)
     heights = [len(matrix) for matrix in matrices]
     by_client = all(height == number for height, number in zip(heights, answered, strict=True))
     down = "client" if across == "class" and by_client else axis_of(name, heights, answered, count)
     keys = [_keys(down, record, matrix) for record, matrix in zip(there, matrices, strict=True)]
     rows, all_rows = _rows(keys)
-    heads = [_keys(across, r, m[0] if m else []) for r, m in zip(there, matrices, strict=True)]
+    heads = [_keys(across, record, top) if top else [] for record, top in zip(there, tops, strict=True)]
     columns, all_columns = _rows(heads)
     rounds = chosen(len(there), max(2, 8 * cells // max(1, len(rows) * len(columns))))
     values = []
     for i in rounds:
-        entries = {key: dict(zip(heads[i], row, strict=True)) for key, row in zip(keys[i], matrices[i], strict=True)}
+        held = {key: row for key, row in zip(keys[i], matrices[i], strict=True) if row is not None}
+        entries = {key: dict(zip(heads[i], row, strict=True)) for key, row in held.items()}
         values.append([[tidy(entries.get(row, {}).get(column)) for column in columns] for row in rows])
     return {
         "axis": down,
@@ -286,8 +293,9 @@ def _is_vector(value: Any) -> bool:
 
 
 def _is_matrix(value: Any) -> bool:
-    """A list of vectors of one width."""
-    return isinstance(value, list) and all(_is_vector(row) for row in value) and len({len(row) for row in value}) <= 1
+    """A list of vectors of one width; a client may have none."""
+    rows: list[Any] = [row for row in value if row is not None] if isinstance(value, list) else [None]
+    return all(_is_vector(row) for row in rows) and len({len(row) for row in rows}) <= 1
 
 
 def _holds_numbers(values: Any) -> bool:

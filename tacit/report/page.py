@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FILES = Path(__file__).parent / "page"
+FILES = Path(__file__).parent / "static"
 SCRIPTS = ("dom.js", "figure.js", "lines.js", "heat.js", "index.js", "run.js", "page.js")  # in the order of need
 
 

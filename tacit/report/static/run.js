@@ -15,8 +15,8 @@ function renderRun() {
   section.replaceChildren(
     runHead(run),
     ...(last === null ? [] : [roundPicker(run, steps, last)]),
-    ...part("Classes", gridPlots(run, "classes", common)),
-    ...part("What the method noted", [...gridPlots(run, "notes", common), ...cubePlots(run)], leftOut(run)),
+    ...part("Classes", [...gridPlots(run, isOfClasses, common), ...cubePlots(run, isOfClasses)]),
+    ...part("What the method noted", [...gridPlots(run, isNoted, common), ...cubePlots(run, isNoted)], leftOut(run)),
     ...part("Split", splitPlots(run), splitNotes(run)),
     ...part("Communication", travelPlots(run, common), travelNotes(run)),
     ...part("Time", timePlots(run, common)),
@@ -112,9 +112,12 @@ function eventList(run) {
 
 // --- Vectors and matrices -----------------------------------------------------------------------------
 
-function gridPlots(run, section, common) {
+const isOfClasses = (name) => data.figures[name].section === "classes";
+const isNoted = (name) => !isOfClasses(name);
+
+function gridPlots(run, wanted, common) {
   return Object.entries(run.figures.grids)
-    .filter(([name]) => data.figures[name].section === section)
+    .filter(([name]) => wanted(name))
     .map(([name, grid]) => keep(gridPlot(run, name, grid, common)));
 }
 
@@ -153,8 +156,9 @@ function gridPlot(run, name, grid, common) {
 }
 
 // A matrix of the round that is picked; it is drawn anew when another one is.
-function cubePlots(run) {
-  return Object.entries(run.figures.cubes).map(([name, cube]) => {
+function cubePlots(run, wanted) {
+  const cubes = Object.entries(run.figures.cubes).filter(([name]) => wanted(name));
+  return cubes.map(([name, cube]) => {
     const holder = el("div", { class: "cube" });
     const all = extent(cube.values.flat(2));
     const domain = all && all[0] >= 0 ? [0, all[1]] : all;
