@@ -21,6 +21,15 @@ $(VENV)/.dev: $(VENV)/.core
 	@$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(VENV)/.browser: $(VENV)/.dev
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then true; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing Chromium, which the tests of the report need ..."; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			chromium fonts-dejavu-core >/dev/null; \
+	else false; fi >&2 && touch $@ || \
+	echo "There is no Chromium, and it cannot be installed here: the tests of the report page will be skipped." >&2
+
 install: $(VENV)/.core   ## make .venv and install tacit into it
 	@echo "Done. Try: $(BIN)/tacit --help"
 
@@ -36,8 +45,8 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+unit: $(VENV)/.dev $(VENV)/.browser
+	$(BIN)/python -m pytest -n 2 --dist worksteal -rs
 
 bench: $(VENV)/.dev      ## speed as ratios against a reference in the same run
 	$(BIN)/python -m benchmarks $(ONLY)

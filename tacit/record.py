@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,15 +56,8 @@ class Run:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """All finished rounds. A last line that was cut off by a kill is left out."""
-        path = self.folder / "rounds.jsonl"
-        records = []
-        for line in path.read_text().splitlines() if path.is_file() else ():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return records
+        """All finished rounds."""
+        return read_records(self.folder / "rounds.jsonl")
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -111,6 +105,34 @@ class Run:
     @property
     def split_path(self) -> Path:
         return self.folder / "split.npz"
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process is working on this run now."""
+        return is_in_use(self.folder)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether some process holds the lock of a run folder. Looking takes a shared lock for a moment."""
+    try:
+        with (folder / "run.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no lock file: nobody ever worked here
+        return False
+    return False
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records in a file, up to a line that was cut off by a kill."""
+    records = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
 
 
 class OpenRun(Run):
@@ -200,7 +222,7 @@ def _lock(folder: Path) -> Any:
     except OSError as error:
         raise TacitError(f"{folder} cannot be written to ({error.strerror}). Choose another --out.") from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(file)
     except BlockingIOError:
         file.seek(0)
         owner = file.read().strip() or "unknown"
@@ -213,6 +235,18 @@ def _lock(folder: Path) -> Any:
     file.write(str(os.getpid()))
     file.flush()
     return file
+
+
+def _take(file: Any, patience: float = 0.3) -> None:
+    """Lock the file. Someone who only looks (`is_in_use`) holds it for a moment, so ask more than once."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
 
 
 def _open(folder: Path, experiment: Experiment, resume: bool) -> None:

@@ -1,4 +1,4 @@
-"""The commands that run things: run, resume, demo; and those that tell: methods, recipes, split."""
+"""The commands that run things (run, resume, demo) and those that tell (methods, recipes, split, report, watch)."""
 
 import shlex
 import sys
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import tacit
+from tacit.cli.report import report, watch
 from tacit.errors import TacitError
 
 app = typer.Typer(
@@ -147,6 +148,10 @@ def split(
 
     plan = prepare(resolve(*layers(recipe, set_)))
     show_split(plan.split, plan.dataset, out, console())
+
+
+app.command(epilog="Example: `tacit report runs -o report.html`")(report)
+app.command(epilog="Example: `tacit watch runs/mine`")(watch)
 
 
 def show_version(wanted: bool) -> None:

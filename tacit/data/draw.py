@@ -33,7 +33,7 @@ def draw_split(split: Split, dataset: Dataset, path: Path) -> None:
 
 def picture_of(split: Split, dataset: Dataset) -> Image.Image:
     """The picture itself."""
-    rows = _rows(split, dataset)
+    rows = rows_of(split, dataset)
     columns = [*dataset.classes, *(["(unknown)"] if rows.unknown else [])]
     look = _look(len(rows.names), columns)
     panels = _panels(rows)
@@ -63,7 +63,7 @@ def picture_of(split: Split, dataset: Dataset) -> Image.Image:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """The table to draw: the server (if it holds anything), then the clients or means of several."""
 
     names: list[str]
@@ -108,7 +108,8 @@ class _Look:
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
-def _rows(split: Split, dataset: Dataset) -> _Rows:
+def rows_of(split: Split, dataset: Dataset, most: int = MOST_THIN_ROWS) -> Rows:
+    """Who holds what, in at most so many rows for the clients."""
     labels = np.asarray(dataset.train_labels)
     labeled, unlabeled = class_table(split, labels, len(dataset.classes))
     unknown = np.array([0, *((labels[part.unlabeled] < 0).sum() for part in split.clients)])
@@ -116,7 +117,7 @@ def _rows(split: Split, dataset: Dataset) -> _Rows:
         labeled = np.column_stack([labeled, np.zeros_like(unknown)])
         unlabeled = np.column_stack([unlabeled, unknown])
     clients = len(split.clients)
-    merged = -(-clients // MOST_THIN_ROWS)
+    merged = -(-clients // most)
     starts = np.arange(0, clients, merged)
     sizes = np.diff(starts, append=clients)[:, None]
     names = [f"client {number}" for number in starts]
@@ -127,10 +128,10 @@ def _rows(split: Split, dataset: Dataset) -> _Rows:
         names = ["server", *names]
         labeled_rows = np.vstack([labeled[:1], labeled_rows])
         unlabeled_rows = np.vstack([unlabeled[:1], unlabeled_rows])
-    return _Rows(names, labeled_rows, unlabeled_rows, server, bool(unknown.any()), merged)
+    return Rows(names, labeled_rows, unlabeled_rows, server, bool(unknown.any()), merged)
 
 
-def _panels(rows: _Rows) -> list[_Panel]:
+def _panels(rows: Rows) -> list[_Panel]:
     """One panel where each party is either labelled or not, else one for each kind."""
     most = float(rows.labeled.max(initial=0)), float(rows.unlabeled.max(initial=0))
     has_labels, has_unlabeled = rows.labeled.sum(axis=1) > 0, rows.unlabeled.sum(axis=1) > 0
@@ -167,7 +168,7 @@ def _look(rows: int, columns: Sequence[str]) -> _Look:
     )
 
 
-def _lines(rows: _Rows, look: _Look, top: int) -> list[_Line]:
+def _lines(rows: Rows, look: _Look, top: int) -> list[_Line]:
     """The server's row is always high enough for text, and stands a little apart."""
     lines = []
     for row in range(len(rows.names)):
@@ -178,7 +179,7 @@ def _lines(rows: _Rows, look: _Look, top: int) -> list[_Line]:
     return lines
 
 
-def _draw_row_names(pen: ImageDraw.ImageDraw, rows: _Rows, look: _Look, left: int, lines: list[_Line]) -> None:
+def _draw_row_names(pen: ImageDraw.ImageDraw, rows: Rows, look: _Look, left: int, lines: list[_Line]) -> None:
     """Every name where rows are thick; where they are thin, as many as have room."""
     steps = (1, 5, 10, 20, 50, 100)
     step = 1 if look.row_height >= 16 else next(step for step in steps if step * look.row_height >= 24)
