@@ -132,6 +132,6 @@ def advice_of(helpers: Tensor, threshold: float, own: Tensor | None = None) -> A
     rule: Rule = FixedThreshold(threshold)
     believed = helpers
     if own is not None:
-        rule = Debiased(rule, average_prediction(own))
+        rule = Debiased(rule, average_prediction(own), len(own))
         believed = torch.cat([debias(probs, average_prediction(probs))[None] for probs in helpers] or [helpers])
     return Advice(rule, helpers, believed.argmax(dim=2))
