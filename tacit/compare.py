@@ -4,6 +4,7 @@ import hashlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy as np
 from tacit.data.split import Split, load_split
 from tacit.data.split import title as split_title
 from tacit.engine import prepare, stages_of
-from tacit.experiment import Experiment, flatten, resolve
-from tacit.lineup import Job, Row, listed
+from tacit.experiment import Experiment, Paper, flatten, resolve
+from tacit.lineup import Job, Row, listed, run_folder, short_labels
 from tacit.paired import Paired, paired_test
 from tacit.record import Run
 
@@ -58,6 +59,27 @@ def bound_of(experiment: Experiment) -> str:
     return "upper" if experiment.data.reveal == "all" else "lower"
 
 
+def with_bounds(rows: Sequence[Row], runs: Path) -> list[Row]:
+    """The rows, and for each problem the bounds that are missing, with the budget of its first row and its seeds."""
+    found = list(rows)
+    for block in blocks_of(rows):
+        there = {bound_of(row.experiment) for row in block}
+        for name, bound in zip(("lower", "upper"), bounds_of(block[0].experiment), strict=True):
+            if name not in there:
+                found.append(bound_row(name, bound, block[0], runs))
+    return short_labels(found)
+
+
+def bound_row(name: str, bound: Experiment, method: Row, runs: Path) -> Row:
+    """A bound of a row as a row of its own."""
+    bare = bound.model_copy(update={"title": f"{name} bound", "paper": Paper()})  # the method's number is not its own
+    jobs = []
+    for job in method.jobs:
+        one = bare.model_copy(update={"seed": job.experiment.seed})
+        jobs.append(Job(one, run_folder(runs, f"{name}-bound", one)))
+    return Row(f"{method.label}/{name} bound", tuple(jobs), method.scale)
+
+
 # --- Are they comparable? ---------------------------------------------------------------------------------
 
 
@@ -74,9 +96,7 @@ def holdings(split: Split) -> Holdings:
     """Two splits are the same if both hashes are. Revealing all labels changes the second one only."""
     held = [split.server, *(np.union1d(part.labeled, part.unlabeled) for part in split.clients)]
     labeled = [part.labeled for part in split.clients]
-    bare = {**split.recipe, "reveal": "none"}
-    name = split_title(Split(split.server, split.clients, split.test, bare, split.seed, split.fingerprint))
-    title = name.removesuffix(f", seed {split.seed}")
+    title = split_title(split).removesuffix(f", seed {split.seed}")
     return Holdings(sum(map(len, held)), title, _hash([*held, split.test], split.fingerprint), _hash(labeled))
 
 
@@ -116,7 +136,8 @@ class Budget:
 def budget_of(experiment: Experiment) -> Budget:
     """The budget of an experiment, from its stages.
 
-    >>> print(budget_of(resolve({"method": {"name": "fixmatch", "warmup": 5}, "rounds": 20, "data.placement": "clients"})))
+    >>> fixmatch = {"method": {"name": "fixmatch", "warmup": 5}, "rounds": 20, "data.placement": "clients"}
+    >>> print(budget_of(resolve(fixmatch)))
     25 rounds × 10 clients, 25 passes over labelled images, 20 over unlabelled ones
     """
     stages, train = stages_of(experiment), experiment.train
@@ -196,8 +217,7 @@ def notes(blocks: Sequence[Sequence[Row]], seen: Survey) -> list[str]:
             "itself only."
         )
     for block in blocks:
-        first, where = block[0], f" ({seen[block[0].label][block[0].jobs[0].experiment.seed].title})"
-        where = where if len(blocks) > 1 else ""
+        first, where = block[0], f" ({setting_of(block, seen)})" if len(blocks) > 1 else ""
         words = {row.label: differs(row, first, seen) for row in block}
         for word in dict.fromkeys(word for row in block for word in words[row.label]):
             groups: dict[str, list[str]] = {}
@@ -208,6 +228,12 @@ def notes(blocks: Sequence[Sequence[Row]], seen: Survey) -> list[str]:
     for text, labels in scales_of(blocks).items():
         said.append(f"Reduced {text} ({listed(labels)}). Numbers of papers are for the full scale, not to be reached.")
     return said
+
+
+def setting_of(block: Sequence[Row], seen: Survey) -> str:
+    """The problem that the rows of a block share, in words; said by a row without revealed labels if there is one."""
+    row = min(block, key=lambda row: row.experiment.data.reveal == "all")
+    return next(iter(seen[row.label].values())).title
 
 
 def unlike_keys(one: Row, other: Row) -> list[str]:
@@ -304,13 +330,12 @@ def results(rows: Sequence[Row], seen: Survey, score: str = "accuracy") -> list[
         for row in block:
             bound = bound_of(row.experiment)
             own = _mean([run.get(score) for run in runs[row.label].values()])
-            first = next(iter(seen[row.label].values()))
             lines.append(
                 Result(
                     label=row.label,
-                    setting=first.title,
+                    setting=setting_of(block, seen),
                     experiment=row.experiment,
-                    images=first.images,
+                    images=next(iter(seen[row.label].values())).images,
                     runs=runs[row.label],
                     bound=bound,
                     gap=None if bound else gap_closed(own, lower, upper),

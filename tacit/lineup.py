@@ -72,17 +72,10 @@ def line_up(
         else:
             experiment, said = scaled(experiment, scale, fixed=flatten(settings))
         key = identity(experiment, with_seed=False)
-        first = rows.get(key)
-        if source.run is not None:
-            jobs = (*(first.jobs if first else ()), Job(experiment, source.run))
-            rows[key] = Row(first.label if first else source.name, distinct(jobs), said)
-        elif first is None:
-            rows[key] = Row(source.name, (), said)
-        if source.run is None or seeds is not None:
-            rows[key] = with_seeds(rows[key], experiment, seeds or 1, source.name, runs)
-    if not rows:
-        raise TacitError("There is nothing to compare. Give recipes (`tacit recipes`), TOML files or run folders.")
-    return short_labels(list(rows.values()))
+        row = rows.setdefault(key, Row(source.name, (), said))
+        new = Job(experiment, source.run or run_folder(runs, source.name, experiment))
+        rows[key] = Row(row.label, distinct([*row.jobs, new]), row.scale)
+    return short_labels([with_seeds(row, seeds or 1, runs) for row in rows.values()])
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,7 @@ def runs_below(folder: Path) -> list[Source]:
     for path in sorted(folder.rglob("experiment.toml")):
         run = path.parent
         if "checkpoint" not in run.parts:
-            found.append(Source(re.sub(r"-seed\d+$", "", run.as_posix()), path, run))
+            found.append(Source(re.sub(r"(-[0-9a-f]{10})?-seed\d+$", "", run.as_posix()), path, run))
     return found
 
 
@@ -136,9 +129,8 @@ def chosen(sources: Sequence[Source], only: Sequence[str]) -> list[Source]:
         return list(sources)
     found = [s for s in sources if any(fnmatch.fnmatch(s.name, p) or p in s.name for p in only)]
     if not found:
-        raise TacitError(
-            f"--only {' '.join(only)} leaves nothing of {len(sources)} experiments: {listed([s.name for s in sources])}."
-        )
+        all_names = listed([source.name for source in sources])
+        raise TacitError(f"--only {' '.join(only)} leaves nothing of {len(sources)} experiments: {all_names}.")
     return found
 
 
@@ -175,15 +167,18 @@ def distinct(jobs: Sequence[Job]) -> tuple[Job, ...]:
     return tuple(by_seed[seed] for seed in sorted(by_seed))
 
 
-def with_seeds(row: Row, experiment: Experiment, seeds: int, name: str, runs: Path) -> Row:
-    """The row with at least so many seeds: the experiment's own and those after it."""
-    jobs = list(row.jobs)
-    first = min((job.experiment.seed for job in jobs), default=experiment.seed)
-    for seed in range(first, first + seeds):
-        one = experiment.model_copy(update={"seed": seed})
-        stem = re.sub(r"[^\w.+-]+", "-", name).strip("-.")[-60:]
-        jobs.append(Job(one, runs / f"{stem}-{identity(one, with_seed=False)}-seed{seed}"))
-    return Row(row.label, distinct(jobs), row.scale)
+def with_seeds(row: Row, seeds: int, runs: Path) -> Row:
+    """The row with at least so many seeds: its first one and those after it."""
+    first = row.experiment.seed
+    more = [row.experiment.model_copy(update={"seed": seed}) for seed in range(first, first + seeds)]
+    jobs = distinct([*row.jobs, *(Job(one, run_folder(runs, row.label, one)) for one in more)])
+    return Row(row.label, jobs, row.scale)
+
+
+def run_folder(runs: Path, name: str, experiment: Experiment) -> Path:
+    """Where a run of a comparison goes: its name for people, and a hash of its settings."""
+    stem = re.sub(r"[^\w.+-]+", "-", name).strip("-.")[-60:]
+    return runs / f"{stem}-{identity(experiment, with_seed=False)}-seed{experiment.seed}"
 
 
 def short_labels(rows: Sequence[Row]) -> list[Row]:

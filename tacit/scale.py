@@ -39,7 +39,7 @@ def fraction_of(scale: str) -> float:
     (0.1, 0.2)
     >>> fraction_of("tent")
     Traceback (most recent call last):
-    tacit.errors.TacitError: --scale 'tent' is not a scale. Did you mean 'tenth'? Write ... or a number above 0, up to 1.
+    tacit.errors.TacitError: --scale 'tent' is not a scale. Did you mean 'tenth'? Write one of full, ...
     """
     try:
         fraction = NAMED[scale] if scale in NAMED else float(scale)

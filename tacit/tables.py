@@ -111,9 +111,8 @@ def legend(blocks: Sequence[Sequence[Result]], heads: Sequence[str]) -> list[str
     everything = [result for block in blocks for result in block]
     rules = sorted({result.experiment.reporting for result in everything})
     rule = {"best": "of the best round", "last": "of the last round", "last-10": "mean of the last ten rounds"}
-    said = [
-        f"Accuracy and AUC in per cent, {' or '.join(rule[one] for one in rules)}; mean ± standard deviation over seeds."
-    ]
+    which = " or ".join(rule[one] for one in rules)
+    said = [f"Accuracy and AUC in per cent, {which}; mean ± standard deviation over seeds."]
     if "gap closed" in heads:
         said.append("Gap closed: the way from the lower bound (the labels alone) to the upper one (all labels).")
     if "vs first" in heads:
@@ -146,10 +145,22 @@ def markdown(table: Sheet) -> str:
 
 
 LATEX = {
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    **{"<": "$<$", ">": "$>$", "|": "$|$", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "–": "--"},
-    **{"α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$", "…": r"\ldots{}", "√": r"$\surd$"},
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "−": "$-$",
+    "–": "--",
+    "α": r"$\alpha$",
+    "β": r"$\beta$",
+    "τ": r"$\tau$",
+    "…": r"\ldots{}",
+    "√": r"$\surd$",
 }
 
 
@@ -182,21 +193,35 @@ def latex(table: Sheet) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes, r"\end{table}"]) + "\n"
 
 
-def for_screen(table: Sheet) -> Table:
-    """The same for the terminal."""
-    shown = Table(box=SIMPLE_HEAD, title=escape(table.title) or None, title_justify="left", pad_edge=False)
-    for number, head in enumerate(table.heads):
-        words = head in ("method", "our scale", "differs in")
-        shown.add_column(head, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-        if number == 0:
-            shown.columns[0].min_width = 12
+def for_screen(table: Sheet, width: int) -> list[Table]:
+    """The same for the terminal: a table a section, with the columns that have no room in a second one below it."""
+    shown = []
     for section, rows in table.sections:
-        shown.add_section()
-        if section:
-            shown.add_row(f"[bold]{escape(section)}[/]" if len(table.sections) == 1 else f"[bold]{escape(section)}[/]")
-        for row in rows:
-            shown.add_row(*map(escape, row))
+        for part, columns in enumerate(in_widths(table.heads, rows, width)):
+            title = section if part == 0 else "continued"
+            one = Table(box=SIMPLE_HEAD, title=escape(title) or None, title_justify="left", pad_edge=False)
+            for column in columns:
+                words = table.heads[column] in ("method", "our scale", "differs in")
+                one.add_column(table.heads[column], justify="left" if words else "right", no_wrap=not words)
+            for row in rows:
+                one.add_row(*(escape(row[column]) for column in columns))
+            shown.append(one)
     return shown
+
+
+def in_widths(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Which columns go side by side in so wide a screen; each part begins with the first column.
+
+    >>> in_widths(["method", "accuracy", "AUC"], [["fixmatch", "90.1 ± 0.3", "99.0 ± 0.1"]], width=25)
+    [[0, 1], [0, 2]]
+    """
+    needs = [3 + max(len(head), *(len(row[k]) for row in rows)) for k, head in enumerate(heads)]
+    parts = [[0]]
+    for column in range(1, len(heads)):
+        if len(parts[-1]) > 1 and sum(needs[k] for k in parts[-1]) + needs[column] > width:
+            parts.append([0])
+        parts[-1].append(column)
+    return parts
 
 
 def records(blocks: Sequence[Sequence[Result]], notes: Sequence[str] = ()) -> list[dict[str, Any]]:
