@@ -119,15 +119,19 @@ def runs_below(folder: Path) -> list[Source]:
 
 
 def chosen(sources: Sequence[Source], only: Sequence[str]) -> list[Source]:
-    """Those whose name holds one of the patterns; `*` and `?` stand for anything and for one letter.
+    """Those with one of the patterns in their name; with `*` and `?` it must be the whole name, or its last part.
 
     >>> both = [Source("a/mnist-lower", Path("x")), Source("a/cifar10-lower", Path("y"))]
-    >>> [source.name for source in chosen(both, ["mnist"])], [source.name for source in chosen(both, ["*/c*"])]
+    >>> [source.name for source in chosen(both, ["mnist"])], [source.name for source in chosen(both, ["c*"])]
     (['a/mnist-lower'], ['a/cifar10-lower'])
     """
     if not only:
         return list(sources)
-    found = [s for s in sources if any(fnmatch.fnmatch(s.name, p) or p in s.name for p in only)]
+
+    def fits(name: str, pattern: str) -> bool:
+        return pattern in name or any(fnmatch.fnmatch(one, pattern) for one in (name, name.rpartition("/")[2]))
+
+    found = [source for source in sources if any(fits(source.name, pattern) for pattern in only)]
     if not found:
         all_names = listed([source.name for source in sources])
         raise TacitError(f"--only {' '.join(only)} leaves nothing of {len(sources)} experiments: {all_names}.")
