@@ -19,8 +19,6 @@ from tacit.recipes import find_recipe, known_recipes
 from tacit.record import Run
 from tacit.scale import scaled
 
-RUNS = Path("runs/compare")
-
 
 @dataclass(frozen=True)
 class Job:
@@ -54,7 +52,7 @@ def line_up(
     seeds: int | None = None,
     scale: str = "full",
     only: Sequence[str] = (),
-    runs: Path = RUNS,
+    runs: Path = Path("runs/compare"),
 ) -> list[Row]:
     """The rows that names stand for, in the order of the names.
 

@@ -3,17 +3,18 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from tacit.cli.app import Quiet, Set, Track, console, run_and_show
-from tacit.cli.progress import View
-from tacit.compare import Survey, blocks_of, notes, results, run_missing, survey, with_bounds
-from tacit.lineup import RUNS, Job, Row, line_up
-from tacit.payload import write_atomically
+
+if TYPE_CHECKING:
+    from tacit.cli.progress import View
+    from tacit.compare import Survey
+    from tacit.lineup import Job, Row
 
 Format = Literal["console", "markdown", "csv", "latex", "json"]
 ENDINGS: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
@@ -34,14 +35,16 @@ def compare(
     bounds: Annotated[bool, typer.Option("--bounds", help="add the lower and the upper bound where missing")] = False,
     format_: Annotated[Format | None, typer.Option("--format", help="of the table (default: by FILE's ending)")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="also write the table here")] = None,
-    runs: Annotated[Path, typer.Option(help="where the runs go, and are found again")] = RUNS,
+    runs: Annotated[Path, typer.Option(help="where the runs go, and are found again")] = Path("runs/compare"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is missing, show the rest, run nothing")] = False,
     quiet: Quiet = False,
     track: Track = None,
 ) -> None:
     """Run what is missing of several experiments, and show them side by side: same splits, same seeds."""
     from tacit.cli.data import load_shown
+    from tacit.compare import blocks_of, notes, run_missing, survey, with_bounds
     from tacit.experiment import parse_setting
+    from tacit.lineup import line_up
     from tacit.trackers import check_trackers
 
     check_trackers(track or ())
@@ -61,7 +64,7 @@ def compare(
         announce(rows, missing, said, screen)
     again = command_again()
 
-    def run(job: Job, label: str) -> None:
+    def run(job: "Job", label: str) -> None:
         left = sum(not one.finished for one in missing)
         shown = f"{label} ({len(missing) - left + 1} of {len(missing)})"
         view: View = "quiet" if quiet else "auto"
@@ -77,7 +80,7 @@ def command_again() -> str:
     return shlex.join(["tacit", *sys.argv[1:]])
 
 
-def announce(rows: list[Row], missing: list[Job], said: list[str], screen: Console) -> None:
+def announce(rows: "list[Row]", missing: "list[Job]", said: list[str], screen: Console) -> None:
     """Before the work: what there is to do, and in what the rows are not on a par."""
     jobs, to_do = sum(len(row.jobs) for row in rows), len(missing)
     screen.print(f"{len(rows)} rows, {jobs} runs: {jobs - to_do} finished, {to_do} to do.", highlight=False)
@@ -86,8 +89,8 @@ def announce(rows: list[Row], missing: list[Job], said: list[str], screen: Conso
 
 
 def show(
-    rows: list[Row],
-    seen: Survey,
+    rows: "list[Row]",
+    seen: "Survey",
     said: list[str],
     form: Format,
     out: Path | None,
@@ -96,6 +99,8 @@ def show(
 ) -> None:
     """The table on the screen, and in a file if one is wanted."""
     from tacit import tables
+    from tacit.compare import results
+    from tacit.payload import write_atomically
 
     blocks = results(rows, seen)
     sheet = tables.sheet(blocks, notes=said)
