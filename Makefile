@@ -40,7 +40,7 @@ unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 docs: $(VENV)/.dev       ## the site, written to site/ (open site/index.html)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.dev      ## speed as ratios against a reference in the same run
 	$(BIN)/python -m benchmarks $(ONLY)

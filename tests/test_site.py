@@ -47,6 +47,12 @@ def test_the_references_are_made_from_the_code(site: Path) -> None:
     assert 'id="tacit.method.Method.client_train"' in (site / "reference" / "api" / "writing-a-method.html").read_text()
 
 
+def test_doctests_are_shown_as_code(site: Path) -> None:
+    page = (site / "reference" / "api" / "comparing.html").read_text()
+    assert re.search(r'<div class="language-pycon highlight">.{0,200}gap_closed', page, flags=re.DOTALL)
+    assert "<blockquote>" not in page  # what >>> means elsewhere
+
+
 def test_no_page_fetches_anything(site: Path) -> None:
     fetched = r'<(?:script|img|iframe|link)\b[^>]*?(?:src|href)="?(?:https?:)?//[^">]*'
     for page in site.rglob("*.html"):
