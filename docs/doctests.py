@@ -8,9 +8,8 @@ import griffe
 
 def fenced(text: str) -> str:
     """Each block that begins with >>>, up to the next empty line, as a fenced block of code."""
-    return re.sub(
-        r"^>>> .*?(?=\n\s*\n|\Z)", lambda found: f"```pycon\n{found[0].rstrip()}\n```", text, flags=re.M | re.S
-    )
+    block = re.compile(r"^>>> .*?(?=\n\s*\n|\Z)", flags=re.MULTILINE | re.DOTALL)
+    return block.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```", text)
 
 
 class Doctests(griffe.Extension):

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -368,6 +369,19 @@ def test_bounds_can_be_added(finished: list[Row]) -> None:
     assert rows[1].experiment.paper.accuracy is None  # the method's number is not the bound's
     assert all(not differs(row, rows[0], survey(rows)) for row in rows)
     assert len(with_bounds(finished, Path("b"))) == 3  # nothing is missing there
+
+
+def test_the_demo_shows_a_method_between_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = {**SMOKE, "title": "Tiny", "method.name": "fixmatch"}
+    monkeypatch.setattr("tacit.cli.demo.choose_recipe", lambda screen: recipe)
+    result = CliRunner(env={"COLUMNS": "120"}).invoke(APP, ["demo", "--out", "demo"], catch_exceptions=False)
+    assert result.exit_code == 0
+    for label in ("lower bound", "fixmatch", "upper bound"):
+        assert re.search(rf"^ {label} +\d+\.\d +\d+\.\d", result.output, flags=re.MULTILINE)
+    found = json.loads(Path("demo/comparison.json").read_text())
+    low, method, high = (found["runs"][label]["accuracy"] for label in ("lower bound", "fixmatch", "upper bound"))
+    assert found["gap_closed"] == pytest.approx((method - low) / (high - low))
+    assert Run("demo/fixmatch").summary["gap_closed"] == found["gap_closed"]
 
 
 # --- Smaller, with the same protocol ----------------------------------------------------------------------
