@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from runs import TINY, digest, timeless
 from tacit import tables
 from tacit.cli.app import complete
-from tacit.compare import blocks_of, bound_of, differs, holdings, notes, results, survey, with_bounds
+from tacit.compare import blocks_of, bound_of, budget_of, differs, holdings, notes, results, survey, with_bounds
 from tacit.engine import prepare, run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import Experiment, resolve
@@ -174,6 +174,8 @@ def test_what_is_not_on_a_par_is_said() -> None:
     assert words(one(), one(train__epochs=2))[1] == ["budget"]
     assert words(one(), one(participation__number=2))[1] == ["budget"]
     assert words(one(), one(method__name="fixmatch", method__warmup=1))[1] == ["budget"]  # the warm-up counts
+    long = one(method__name="fixmatch", method__warmup=1, method__warmup_epochs=50)
+    assert budget_of(long).on_labels == 50 + 2  # one long round of warm-up, then two rounds
     assert words(one(), one(net__name="cnn-8"))[1] == ["net"]
     assert words(one(), one(reporting="best"))[1] == ["reporting"]
     assert words(one(), one(seed=1))[1] == ["seeds"]
