@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test install lint types unit bench evidence clean help
+.PHONY: run test install lint types unit docs bench evidence clean help
 
 help:            ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -48,6 +48,9 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev $(VENV)/.browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal -rs
 
+docs: $(VENV)/.dev       ## the site, written to site/ (open site/index.html)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(VENV)/.dev      ## speed as ratios against a reference in the same run
 	$(BIN)/python -m benchmarks $(ONLY)
 
@@ -55,4 +58,4 @@ evidence: $(VENV)/.core  ## slower evidence: real data, several seeds
 	$(BIN)/python -m benchmarks.evidence PART=$(PART) SEEDS=$(SEEDS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache

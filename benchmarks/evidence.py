@@ -5,7 +5,6 @@ Runs that are finished are not repeated, one that was stopped goes on; so the wh
 """
 
 import json
-import statistics
 import subprocess
 import sys
 import tomllib
@@ -14,12 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
+from tacit import tables
 from tacit.cli.progress import watcher_for
-from tacit.compare import gap_closed
+from tacit.compare import Survey, blocks_of, notes, results, survey
 from tacit.engine import run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import resolve
-from tacit.units import clock
+from tacit.lineup import Job, Row
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/evidence")
@@ -36,71 +36,48 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
+def rows_of(name: str, part: dict[str, Any], seeds: int) -> list[Row]:
+    """The rows of a part, each with its seeds."""
+    rows = []
+    for label, changes in part["rows"].items():
+        experiments = [resolve(part["shared"], changes, {"seed": seed}) for seed in range(seeds)]
+        jobs = tuple(Job(one, RUNS / name / f"{label}-seed{one.seed}") for one in experiments)
+        rows.append(Row(label, jobs))
+    return rows
+
+
 def run_part(name: str, part: dict[str, Any], seeds: int, screen: Console) -> None:
     """All rows of a part with all seeds; writes the table as it stands after each row."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for label, changes in part["rows"].items():
-        for seed in range(seeds):
-            experiment = resolve(part["shared"], changes, {"seed": seed})
-            folder = RUNS / name / f"{label}-seed{seed}"
-            watcher = watcher_for(screen, f"{name}/{label} seed {seed}")
+    rows = rows_of(name, part, seeds)
+    seen = survey(rows)
+    for number, row in enumerate(rows, start=1):
+        for job in row.jobs:
+            watcher = watcher_for(screen, f"{name}/{row.label} seed {job.experiment.seed}")
             try:
-                run = run_experiment(experiment, folder, resume=True, watcher=watcher)
+                run_experiment(job.experiment, job.folder, resume=True, watcher=watcher)
             finally:
                 watcher.close()
-            tail = [record["accuracy"] for record in run.records if record.get("accuracy") is not None][-5:]
-            rows.setdefault(label, []).append({**(run.summary or {}), "last_five": statistics.fmean(tail)})
-        write_results(name, part, rows)
+        write_results(name, part, rows[:number], seen)
 
 
-def write_results(name: str, part: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> None:
+COLUMNS = ("method", "seeds", "accuracy", "last five", "AUC", "gap closed", "labels right", "kept", "time a run")
+
+
+def write_results(name: str, part: dict[str, Any], rows: list[Row], seen: Survey) -> None:
     """The table as JSON and as Markdown: made from run folders, never typed."""
     RESULTS.mkdir(exist_ok=True)
-    table = [row_of(label, runs, rows) for label, runs in rows.items()]
-    facts = {"part": name, "title": part["title"], "scale": part["scale"], "commit": commit(), "rows": table}
-    (RESULTS / f"{name}.json").write_text(json.dumps({**facts, "shared": part["shared"]}, indent=2) + "\n")
-    lines = [
-        f"# {part['title']}",
-        "",
-        f"{part['scale']} Command: `make evidence PART={name} SEEDS={table[0]['seeds']}`, commit {facts['commit']}.",
-        "Accuracy in per cent, mean ± standard deviation over seeds; *last five* is the mean of the last five rounds.",
-        "",
-        "| method | seeds | accuracy | last five | AUC | gap closed | labels right | kept | time a run |",
-        "|---|---|---|---|---|---|---|---|---|",
+    blocks = results(rows, seen, score="last_five")
+    said = [
+        "*Last five* is the mean of the last five evaluated rounds; the gap closed is made of it.",
+        *notes(blocks_of(rows), seen),
     ]
-    for row in table:
-        cells = [row["label"], row["seeds"], row["accuracy"], row["last_five"], row["auc"], row["gap"]]
-        cells += [row["right"], row["kept"], row["time"]]
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
-
-
-def row_of(label: str, runs: list[dict[str, Any]], rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    def mean(name: str, of: list[dict[str, Any]] = runs) -> float | None:
-        values = [run[name] for run in of if run.get(name) is not None]
-        return statistics.fmean(values) if values else None
-
-    def percent(name: str) -> str:
-        values = [100 * run[name] for run in runs if run.get(name) is not None]
-        if not values:
-            return "–"
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        return f"{statistics.fmean(values):.1f}{spread}"
-
-    lower, upper = (mean("last_five", rows[bound]) if bound in rows else None for bound in ("lower", "upper"))
-    gap = gap_closed(mean("last_five"), lower, upper)
-    return {
-        "label": label,
-        "seeds": len(runs),
-        "accuracy": percent("accuracy"),
-        "last_five": percent("last_five"),
-        "auc": percent("auc"),
-        "gap": "–" if gap is None or label in ("lower", "upper") else f"{100 * gap:.0f} %",
-        "right": percent("pseudo_accuracy"),
-        "kept": percent("kept_ratio"),
-        "time": clock(mean("seconds") or 0),
-        "per_seed": [run["last_five"] for run in runs],
-    }
+    facts = {"part": name, "title": part["title"], "scale": part["scale"], "commit": commit()}
+    table = {**facts, "rows": tables.records(blocks), "notes": said, "shared": part["shared"]}
+    (RESULTS / f"{name}.json").write_text(json.dumps(table, indent=2) + "\n")
+    seeds = len(rows[0].jobs)
+    made = f"{part['scale']} Command: `make evidence PART={name} SEEDS={seeds}`, commit {facts['commit']}."
+    text = tables.markdown(tables.sheet(blocks, notes=said, columns=COLUMNS))
+    (RESULTS / f"{name}.md").write_text(f"# {part['title']}\n\n{made}\n\n{text}")
 
 
 def main() -> None:

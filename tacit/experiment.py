@@ -181,7 +181,7 @@ class Experiment(Section):
 
 
 # Does not change the outcome, so a run may be resumed with another value.
-FREE_ON_RESUME = ("backend.name", "backend.workers", "title")
+FREE_ON_RESUME = ("backend.name", "backend.workers", "title", "paper.accuracy", "paper.auc", "paper.source")
 
 SMOKE: dict[str, Any] = {  # what the preset `smoke` of every method shares: seconds on the embedded digits
     "rounds": 2,

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tacit.cli.app import app
-from tacit.cli.data import app as data_app
+from tacit.cli.app import complete
 
-if not any(group.name == "data" for group in app.registered_groups):
-    app.add_typer(data_app, name="data")
+app = complete()
 
 
 def tacit(*words: str, cwd: Path | None = None, data: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,9 +1,10 @@
-"""The commands that run things (run, resume, demo) and those that tell (methods, recipes, split, report, watch)."""
+"""The commands that run things (run, resume, compare, demo) and those that tell (methods, recipes, split, …)."""
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +13,9 @@ from rich.markup import escape
 import tacit
 from tacit.cli.report import report, watch
 from tacit.errors import TacitError
+
+if TYPE_CHECKING:
+    from tacit.cli.progress import View
 
 app = typer.Typer(
     name="tacit",
@@ -25,6 +29,14 @@ app = typer.Typer(
 
 Recipe = Annotated[str, typer.Argument(help="a recipe (`tacit recipes`), a TOML file, or a run folder to repeat")]
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="change one setting; repeat")]
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing but errors")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object a round on the standard output, then the summary")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="NAME", help="also tell tensorboard, mlflow or wandb (docs/trackers.md); repeat"),
+]
 
 
 def console(error: bool = False) -> Console:
@@ -46,11 +58,15 @@ def run(
     out: Annotated[Path | None, typer.Option(help="folder of the run (default: runs/NAME-seedN)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on if a run is there, else start")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be done, and do nothing")] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+    track: Track = None,
 ) -> None:
     """Run an experiment."""
     from tacit.experiment import resolve
     from tacit.record import default_out
 
+    view = view_of(quiet, json)
     experiment = resolve(*layers(recipe, set_))
     if dry_run:
         from tacit.cli.preview import preview
@@ -59,24 +75,43 @@ def run(
         return
     name = recipe or Path(experiment.method["name"]).stem
     folder = out or default_out(name, experiment.seed)
-    run_and_show(experiment, folder, resume, again=command_again(recipe, set_, folder))
+    run_and_show(experiment, folder, resume, command_again(recipe, set_, folder, track), view=view, track=track or ())
 
 
-def command_again(recipe: str, settings: list[str] | None, folder: Path) -> str:
+def view_of(quiet: bool, json: bool) -> "View":
+    if quiet and json:
+        raise TacitError("--quiet shows nothing and --json shows every round. Choose one of them.")
+    return "quiet" if quiet else "json" if json else "auto"
+
+
+def command_again(recipe: str, settings: list[str] | None, folder: Path, track: list[str] | None) -> str:
     sets = [word for text in settings or [] for word in ("--set", text)]
-    return shlex.join(["tacit", "run", *([recipe] if recipe else []), *sets, "--out", str(folder), "--resume"])
+    tracks = [word for name in track or [] for word in ("--track", name)]
+    words = ["tacit", "run", *([recipe] if recipe else []), *sets, *tracks, "--out", str(folder), "--resume"]
+    return shlex.join(words)
 
 
-def run_and_show(experiment: Any, folder: Path, resume: bool, again: str, label: str = "") -> Any:
+def run_and_show(
+    experiment: Any,
+    folder: Path,
+    resume: bool,
+    again: str,
+    label: str = "",
+    view: "View" = "auto",
+    track: Sequence[str] = (),
+    screen: Console | None = None,
+) -> Any:
     """Run with progress; Ctrl-C says how to go on and exits with 130."""
     from tacit.cli.data import load_shown
-    from tacit.cli.progress import watcher_for
+    from tacit.cli.progress import print_json, watcher_for
     from tacit.engine import run_experiment
+    from tacit.trackers import Together, trackers
 
-    screen = console()
-    watcher = watcher_for(screen, label)
+    screen = screen or console(error=view != "auto")  # the standard output is for programs, or for nobody
+    watcher = Together(watcher_for(screen, label, view), *trackers(track, folder))
     try:
-        load_shown(experiment.data.name, screen)
+        if view == "auto":
+            load_shown(experiment.data.name, screen)
         finished = run_experiment(experiment, folder, resume=resume, watcher=watcher)
     except KeyboardInterrupt:
         watcher.close()
@@ -88,8 +123,10 @@ def run_and_show(experiment: Any, folder: Path, resume: bool, again: str, label:
         raise
     finally:
         watcher.close()
-    if not label:
-        summary = finished.summary or {}
+    summary = finished.summary or {}
+    if view == "json":
+        print_json({"kind": "summary", "folder": str(folder), **summary})
+    elif view == "auto" and not label:
         if summary["accuracy"] is not None:
             screen.print(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
         screen.print(f"Written to {folder}", highlight=False)
@@ -97,11 +134,18 @@ def run_and_show(experiment: Any, folder: Path, resume: bool, again: str, label:
 
 
 @app.command()
-def resume(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
+def resume(
+    folder: Annotated[Path, typer.Argument(help="the run folder")],
+    quiet: Quiet = False,
+    json: Json = False,
+    track: Track = None,
+) -> None:
     """Go on with a run that was stopped, with its own settings."""
     from tacit.record import Run
 
-    run_and_show(Run(folder).experiment, folder, resume=True, again=f"tacit resume {folder}")
+    again = shlex.join(["tacit", "resume", str(folder), *(word for name in track or [] for word in ("--track", name))])
+    view = view_of(quiet, json)
+    run_and_show(Run(folder).experiment, folder, resume=True, again=again, view=view, track=track or ())
 
 
 @app.command()
@@ -167,13 +211,22 @@ def top(
     pass
 
 
-def main() -> None:
-    """The entry point: an error that the user can mend is shown as a sentence, not as a traceback."""
+def complete() -> typer.Typer:
+    """The command line with the commands that live in files of their own."""
+    from tacit.cli.compare import compare
     from tacit.cli.data import app as data
     from tacit.cli.figure import app as figure
 
-    app.add_typer(data, name="data", help="Get and check data sets.")
-    app.add_typer(figure, name="figure")
+    if not any(group.name == "data" for group in app.registered_groups):
+        app.add_typer(data, name="data", help="Get and check data sets.")
+        app.add_typer(figure, name="figure")
+        app.command(epilog="Example: `tacit compare cbafed/quick --only cbafed --only lower --seeds 3`")(compare)
+    return app
+
+
+def main() -> None:
+    """The entry point: an error that the user can mend is shown as a sentence, not as a traceback."""
+    complete()
     try:
         app()
     except TacitError as error:

@@ -1,16 +1,28 @@
-"""What a person sees while a run goes on: a live bar in a terminal, plain lines elsewhere."""
+"""What is seen while a run goes on: a live view in a terminal, plain lines elsewhere, JSON for programs, or nothing."""
 
+import json
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from tacit.engine import Plan
+from tacit.engine import Plan, Silence, Watcher
 from tacit.sides import Moment
 from tacit.units import clock
+
+View = Literal["auto", "quiet", "json"]
+
+
+class Screen(Watcher, Protocol):
+    """A watcher that must be told when it is over, however it ends."""
+
+    def close(self) -> None: ...
 
 
 def figures(record: Mapping[str, Any]) -> str:
@@ -22,14 +34,40 @@ def figures(record: Mapping[str, Any]) -> str:
     parts = []
     if record.get("accuracy") is not None:
         parts.append(f"accuracy {100 * record['accuracy']:.1f} %")
-    if record.get("kept_ratio") is not None:
-        right = record.get("pseudo_accuracy")
-        parts.append(f"kept {100 * record['kept_ratio']:.0f} %" + (f" ({100 * right:.0f} % right)" if right else ""))
+    if kept := kept_text(record):
+        parts.append(kept)
     if record.get("refused"):
         parts.append(f"{len(record['refused'])} refused")
     if record.get("skipped"):
         parts.append("round left out")
     return "  ".join(parts)
+
+
+def kept_text(record: Mapping[str, Any]) -> str:
+    """How many pseudo-labels were kept, and how many of those were right.
+
+    >>> kept_text({"kept_ratio": 0.75, "pseudo_accuracy": 0.98}), kept_text({"kept_ratio": 0.0}), kept_text({})
+    ('kept 75 % (98 % right)', 'kept 0 %', '')
+    """
+    if record.get("kept_ratio") is None:
+        return ""
+    right = record.get("pseudo_accuracy")
+    return f"kept {100 * record['kept_ratio']:.0f} %" + (f" ({100 * right:.0f} % right)" if right is not None else "")
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """The course of a figure in one line, from its least (▁) to its greatest value (█); the newest if there are many.
+
+    >>> sparkline([0.1, 0.2, 0.8, 0.5]), sparkline([0.5, 0.5]), sparkline([])
+    ('▁▂█▅', '▁▁', '')
+    >>> sparkline(range(100), width=8)
+    '▁▂▃▄▅▆▇█'
+    """
+    shown = list(values)[-width:]
+    if not shown:
+        return ""
+    least, span = min(shown), max(shown) - min(shown)
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * (value - least) / span) if span else 0] for value in shown)
 
 
 class Estimate:
@@ -45,51 +83,77 @@ class Estimate:
         return clock((time.monotonic() - self.started) / seen * (self.steps - self.done))
 
 
-class LiveBar:
-    """A bar with round, stage, figures and time left."""
+class LiveView:
+    """Three lines that renew themselves: where the run is, its accuracy so far, and what the last round was like."""
 
     def __init__(self, console: Console, label: str = "") -> None:
         self.console = console
-        self.label = label
-        self.progress = Progress(
-            TextColumn("{task.fields[label]}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[place]}"),
-            TextColumn("[green]{task.fields[figures]}"),
-            TextColumn("[dim]{task.fields[left]}"),
-            console=console,
-        )
-        self.task: TaskID | None = None
+        self.label = label.strip()
+        self.place, self.completed, self.steps = "starting", 0.0, 1
+        self.accuracies: list[float] = []
+        self.record: Mapping[str, Any] = {}
+        self.over = ""
+        self.live = Live(console=console, get_renderable=self._view, refresh_per_second=4)  # draws at once
 
     def start(self, plan: Plan, done: int) -> None:
         for warning in plan.warnings:
             self.console.print(f"[yellow]Note:[/] {escape(warning)}")
+        self.label = self.label or plan.experiment.method["name"].rsplit("/")[-1].removesuffix(".py")
+        self.completed, self.steps = float(done), plan.steps
         self.estimate = Estimate(done, plan.steps)
-        self.progress.start()
-        self.task = self.progress.add_task(
-            "", total=plan.steps, completed=done, label=self.label, place="starting", figures="", left=""
-        )
-
-    def _update(self, **fields: Any) -> None:
-        if self.task is not None:
-            self.progress.update(self.task, **fields)
+        self.live.start()
 
     def client_done(self, moment: Moment, done: int, asked: int) -> None:
-        stage = "" if moment.stage == "main" else f"{moment.stage} "
-        place = f"{stage}round {moment.round + 1}/{moment.rounds}, client {done}/{asked}"
-        self._update(completed=moment.step + done / asked, place=place)
+        self.completed = moment.step + done / asked
+        self.place = f"{place(moment.stage, moment.round, moment.rounds)}, client {done} of {asked}"
 
     def round_done(self, record: Mapping[str, Any]) -> None:
-        self.estimate.done = record["step"] + 1
-        left = f"{record['seconds']:.1f} s a round, {self.estimate.left()} left"
-        self._update(completed=record["step"] + 1, figures=figures(record), left=left)
+        self.estimate.done, self.completed, self.record = record["step"] + 1, float(record["step"] + 1), record
+        if record.get("accuracy") is not None:
+            self.accuracies.append(record["accuracy"])
+        self.place = place(record["stage"], record["round"])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._update(place=f"{summary['rounds']} rounds", left=clock(summary["seconds"]))
+        self.over = f"{summary['rounds']} rounds in {clock(summary['seconds'])}"
         self.close()
 
     def close(self) -> None:
-        self.progress.stop()
+        self.live.stop()
+
+    def _view(self) -> RenderableType:
+        bar = ProgressBar(total=self.steps, completed=min(self.completed, self.steps), width=20)
+        top = Table.grid(padding=(0, 2))
+        top.add_row(Text(self.label, "bold"), bar, Text(self.over or self.place))
+        lines: list[RenderableType] = [top]
+        if self.accuracies:
+            best = max(self.accuracies)
+            course = sparkline(self.accuracies, width=max(8, min(40, self.console.width - 40)))
+            text = Text(f"  accuracy {100 * self.accuracies[-1]:.1f} %  ", "green")
+            lines.append(text.append(course).append(f"  best {100 * best:.1f} %", "dim"))
+        if self.record and not self.over:
+            lines.append(Text("  " + " · ".join(self._facts()), "dim"))
+        for line in lines[1:]:
+            assert isinstance(line, Text)
+            line.no_wrap, line.overflow = True, "ellipsis"
+        return Group(*lines)
+
+    def _facts(self) -> list[str]:
+        record = self.record
+        asked, answered = len(record.get("asked", ())), len(record.get("answered", ()))
+        facts = [kept_text(record), f"{answered} of {asked} clients answered" if asked else ""]
+        facts += [f"{len(record['refused'])} refused" if record.get("refused") else ""]
+        facts += ["round left out" if record.get("skipped") else ""]
+        facts += [f"{record['seconds']:.1f} s a round", f"{self.estimate.left()} left"]
+        return [fact for fact in facts if fact]
+
+
+def place(stage: str, number: int, rounds: int | None = None) -> str:
+    """Which round of which stage.
+
+    >>> place("main", 4, 20), place("warm-up", 0)
+    ('round 5 of 20', 'warm-up round 1')
+    """
+    return ("" if stage == "main" else f"{stage} ") + f"round {number + 1}" + (f" of {rounds}" if rounds else "")
 
 
 class Lines:
@@ -108,8 +172,8 @@ class Lines:
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         self.estimate.done = record["step"] + 1
-        place = f"{record['stage']} round {record['round'] + 1}"
-        text = f"{self.label}{place}  {figures(record)}  ({record['seconds']:.1f} s, {self.estimate.left()} left)"
+        where = f"{record['stage']} round {record['round'] + 1}"
+        text = f"{self.label}{where}  {figures(record)}  ({record['seconds']:.1f} s, {self.estimate.left()} left)"
         self.console.print(text, markup=False, highlight=False)
 
     def finish(self, summary: Mapping[str, Any]) -> None: ...
@@ -117,6 +181,28 @@ class Lines:
     def close(self) -> None: ...
 
 
-def watcher_for(console: Console, label: str = "") -> LiveBar | Lines:
-    """The live bar in a terminal, lines elsewhere."""
-    return LiveBar(console, label) if console.is_terminal else Lines(console, label)
+class JsonLines(Silence):
+    """One JSON object a round on the standard output, flushed: {"kind": "round", …} with all of its record."""
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        print_json({"kind": "round", **record})
+
+    def close(self) -> None: ...
+
+
+class Nothing(Silence):
+    """--quiet."""
+
+    def close(self) -> None: ...
+
+
+def print_json(thing: Mapping[str, Any]) -> None:
+    print(json.dumps(thing), flush=True)
+
+
+def watcher_for(console: Console, label: str = "", view: View = "auto") -> Screen:
+    """The live view in a terminal, lines elsewhere, unless asked for otherwise."""
+    if view != "auto":
+        return JsonLines() if view == "json" else Nothing()
+    live = console.is_terminal and not console.is_dumb_terminal
+    return LiveView(console, label) if live else Lines(console, label)

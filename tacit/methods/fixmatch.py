@@ -80,6 +80,9 @@ class WarmUp(FedAvg):
 
     epochs: Annotated[Count, "on the labels in a round (0: train.epochs)"] = 0
 
+    def effort(self, epochs: int) -> tuple[int, int]:
+        return self.epochs or epochs, 0
+
     def _train(self, weights: Weights, side: Client | Hub) -> Reply:
         model = side.model(weights)
         loss = side.fit_labeled(model, epochs=self.epochs or None)

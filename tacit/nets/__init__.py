@@ -33,7 +33,11 @@ def known() -> list[tuple[str, str]]:
             "wrn-D-W",
             "wide residual net of depth D (6n + 4) and width W: wrn-28-2 (1.5 M), wrn-28-8 (23 M), …",
         ),
-        ("resnet18", "ResNet-18, 11.2 M parameters; stem = imagenet (as in CBAFed, DDRFed) or cifar"),
+        (
+            "resnet18",
+            "ResNet-18, 11.2 M parameters; stem = imagenet (as in CBAFed, DDRFed) or cifar; resnet18-W starts with W "
+            "channels, not 64",
+        ),
         ("vit-tiny", "small vision transformer, 5.4 M parameters; LayerNorm, so norm and bn have no effect"),
     ]
 
@@ -84,8 +88,8 @@ def build(
 def construct(name: str, classes: int, channels: int, size: int, stem: Stem, layers: Layers) -> Net:
     if found := re.fullmatch(r"cnn(?:-(\d+))?", name):
         return ConvolutionalNet(classes, channels, size, max(1, int(found[1] or 32)), layers)
-    if name == "resnet18":
-        return ResNet18(classes, channels, stem, layers)
+    if found := re.fullmatch(r"resnet18(?:-(\d+))?", name):
+        return ResNet18(classes, channels, max(1, int(found[1] or 64)), stem, layers)
     if name == "vit-tiny":
         return VisionTransformer(classes, channels, size)
     if found := re.fullmatch(r"wrn-(\d+)-(\d+)", name):
@@ -95,6 +99,19 @@ def construct(name: str, classes: int, channels: int, size: int, stem: Stem, lay
     names = ["cnn", "wrn-28-2", "wrn-28-8", "resnet18", "vit-tiny"]
     patterns = ", ".join(pattern for pattern, _ in known())
     raise TacitError(f"There is no net '{name}'; there are {patterns}.{nearest(name, names)}")
+
+
+def narrowed(name: str, factor: float) -> str:
+    """The same net with so many times the channels, one at least; a net without a width stays as it is.
+
+    >>> [narrowed(name, 0.316) for name in ("cnn", "cnn-16", "resnet18", "wrn-28-2", "wrn-28-8", "vit-tiny")]
+    ['cnn-10', 'cnn-5', 'resnet18-20', 'wrn-28-1', 'wrn-28-3', 'vit-tiny']
+    """
+    found = re.fullmatch(r"(cnn|resnet18|wrn-\d+)(?:-(\d+))?", name)
+    if not found or factor == 1:
+        return name
+    usual = {"cnn": 32, "resnet18": 64}.get(found[1], 1)
+    return f"{found[1]}-{max(1, round(int(found[2] or usual) * factor))}"
 
 
 def check_wide(name: str, depth: int, width: int) -> None:

@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class ResNet18(Net):
-    """Stem, then four stages of two blocks with 64, 128, 256, 512 channels, strides 1, 2, 2, 2.
+    """Stem, then four stages of two blocks with 64, 128, 256, 512 channels (width 64), strides 1, 2, 2, 2.
 
     `imagenet` stem: 7×7 convolution with stride 2 and 3×3 max-pooling with stride 2, so that small images
     arrive at the stages four times smaller (CBAFed and DDRFed mean this one). `cifar` stem: a 3×3
@@ -55,17 +55,18 @@ class ResNet18(Net):
 
     channels_last = False  # slower with the imagenet stem up to batches of 64, no clear gain with the other
 
-    def __init__(self, classes: int, channels: int, stem: Stem, layers: Layers) -> None:
+    def __init__(self, classes: int, channels: int, width: int, stem: Stem, layers: Layers) -> None:
         super().__init__()
         self.stem = stem
-        self.conv1 = convolution(channels, 64, 7, stride=2) if stem == "imagenet" else convolution(channels, 64, 3)
-        self.bn1 = layers.norm(64)
+        one, two, four, eight = width, 2 * width, 4 * width, 8 * width
+        self.conv1 = convolution(channels, one, 7, stride=2) if stem == "imagenet" else convolution(channels, one, 3)
+        self.bn1 = layers.norm(one)
         self.activation = layers.activation()
-        self.layer1 = nn.Sequential(Block(64, 64, 1, layers), Block(64, 64, 1, layers))
-        self.layer2 = nn.Sequential(Block(64, 128, 2, layers), Block(128, 128, 1, layers))
-        self.layer3 = nn.Sequential(Block(128, 256, 2, layers), Block(256, 256, 1, layers))
-        self.layer4 = nn.Sequential(Block(256, 512, 2, layers), Block(512, 512, 1, layers))
-        self.fc = nn.Linear(512, classes)
+        self.layer1 = nn.Sequential(Block(one, one, 1, layers), Block(one, one, 1, layers))
+        self.layer2 = nn.Sequential(Block(one, two, 2, layers), Block(two, two, 1, layers))
+        self.layer3 = nn.Sequential(Block(two, four, 2, layers), Block(four, four, 1, layers))
+        self.layer4 = nn.Sequential(Block(four, eight, 2, layers), Block(eight, eight, 1, layers))
+        self.fc = nn.Linear(eight, classes)
 
     def features(self, x: Tensor) -> Tensor:
         x = self.activation(self.bn1(self.conv1(x)))

@@ -1,0 +1,125 @@
+"""`tacit compare`: several experiments, same splits and seeds, one table."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from tacit.cli.app import Quiet, Set, Track, console, run_and_show
+
+if TYPE_CHECKING:
+    from tacit.cli.progress import View
+    from tacit.compare import Survey
+    from tacit.lineup import Job, Row
+
+Format = Literal["console", "markdown", "csv", "latex", "json"]
+ENDINGS: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
+
+
+def compare(
+    names: Annotated[
+        list[str], typer.Argument(metavar="A B …", help="recipes, folders of recipes, TOML files, or run folders")
+    ],
+    seeds: Annotated[int | None, typer.Option(min=1, help="runs of each row, with seeds one after the other")] = None,
+    set_: Set = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="only those with this in their name; repeat")
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="full, half, quarter, tenth, hundredth, or a number: the same protocol, smaller")
+    ] = "full",
+    bounds: Annotated[bool, typer.Option("--bounds", help="add the lower and the upper bound where missing")] = False,
+    format_: Annotated[Format | None, typer.Option("--format", help="of the table (default: by FILE's ending)")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="also write the table here")] = None,
+    runs: Annotated[Path, typer.Option(help="where the runs go, and are found again")] = Path("runs/compare"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is missing, show the rest, run nothing")] = False,
+    quiet: Quiet = False,
+    track: Track = None,
+) -> None:
+    """Run what is missing of several experiments, and show them side by side: same splits, same seeds."""
+    from tacit.cli.data import load_shown
+    from tacit.compare import blocks_of, notes, run_missing, survey, with_bounds
+    from tacit.experiment import parse_setting
+    from tacit.lineup import line_up
+    from tacit.trackers import check_trackers
+
+    check_trackers(track or ())
+    form: Format = format_ or (ENDINGS.get(out.suffix, "markdown") if out else "console")
+    screen = console(error=form != "console" and out is None)  # a table for programs has the standard output alone
+    settings = dict(parse_setting(text) for text in set_ or [])
+    rows = line_up(names, settings, seeds=seeds, scale=scale, only=only or (), runs=runs)
+    if bounds:
+        rows = with_bounds(rows, runs)
+    missing = [job for row in rows for job in row.jobs if not job.finished]
+    if not quiet:
+        for data in dict.fromkeys(job.experiment.data.name for job in missing):
+            load_shown(data, screen)
+    seen = survey(rows)
+    said = notes(blocks_of(rows), seen)
+    if not quiet:
+        announce(rows, missing, said, screen)
+    again = command_again()
+
+    def run(job: "Job", label: str) -> None:
+        left = sum(not one.finished for one in missing)
+        shown = f"{label} ({len(missing) - left + 1} of {len(missing)})"
+        view: View = "quiet" if quiet else "auto"
+        run_and_show(job.experiment, job.folder, True, again, shown, view, track or (), screen)
+
+    if not dry_run:
+        run_missing(rows, run)
+    show(rows, seen, said, form, out, screen, quiet)
+
+
+def command_again() -> str:
+    """The command that was given: with the same words it goes on."""
+    return shlex.join(["tacit", *sys.argv[1:]])
+
+
+def announce(rows: "list[Row]", missing: "list[Job]", said: list[str], screen: Console) -> None:
+    """Before the work: what there is to do, and in what the rows are not on a par."""
+    jobs, to_do = sum(len(row.jobs) for row in rows), len(missing)
+    screen.print(f"{len(rows)} rows, {jobs} runs: {jobs - to_do} finished, {to_do} to do.", highlight=False)
+    for note in said:
+        screen.print(f"[yellow]Note:[/] {escape(note)}", highlight=False)
+
+
+def show(
+    rows: "list[Row]",
+    seen: "Survey",
+    said: list[str],
+    form: Format,
+    out: Path | None,
+    screen: Console,
+    quiet: bool,
+) -> None:
+    """The table on the screen, and in a file if one is wanted."""
+    from tacit import tables
+    from tacit.compare import results
+    from tacit.payload import write_atomically
+
+    blocks = results(rows, seen)
+    sheet = tables.sheet(blocks, notes=said)
+    if form != "console":
+        if form in ("csv", "json"):
+            figures = tables.records(blocks, said)
+            text = tables.csv_text(figures) if form == "csv" else tables.json_text(figures)
+        else:
+            text = tables.markdown(sheet) if form == "markdown" else tables.latex(sheet)
+        if out is None:
+            print(text, end="")
+            return
+        write_atomically(out, text.encode())
+    if not quiet:
+        if not screen.is_terminal:
+            screen.width = 1000  # a file has room for whole lines
+        for table in tables.for_screen(sheet, screen.width):
+            screen.print(table)
+        for note in sheet.notes:
+            screen.print(f"[dim]{escape(note)}[/]", highlight=False)
+        if out is not None:
+            screen.print(f"Written to {out}", highlight=False)
