@@ -107,6 +107,12 @@ class Run:
         """The model after the last round."""
         return load_weights((self.folder / "model.safetensors").read_bytes())
 
+    def state(self) -> Payload:
+        """The server's state after the last finished round."""
+        state = payload.read(self.folder / "checkpoint" / "latest.safetensors")
+        del state[STEP]
+        return state
+
     def stage_state(self, number: int) -> Payload | None:
         """The server's last state of a finished stage, the last stage aside; None while it is not finished."""
         path = self._stage_path(number)
@@ -158,11 +164,6 @@ class OpenRun(Run):
             left_over.unlink()  # half-written files of a process that was killed
         text = "".join(json.dumps(record) + "\n" for record in records)
         write_atomically(self.folder / "rounds.jsonl", text.encode())
-
-    def state(self) -> Payload:
-        state = payload.read(self.folder / "checkpoint" / "latest.safetensors")
-        del state[STEP]
-        return state
 
     def finish_stage(self, number: int, state: Payload) -> None:
         with uninterrupted():

@@ -1,4 +1,4 @@
-"""The commands that run things: run, resume, demo; and those that tell: methods, recipes, split."""
+"""The commands that run things: run, resume, demo, generate; and those that tell: methods, recipes, split."""
 
 import shlex
 import sys
@@ -147,6 +147,20 @@ def split(
 
     plan = prepare(resolve(*layers(recipe, set_)))
     show_split(plan.split, plan.dataset, out, console())
+
+
+@app.command(epilog="Example: `tacit generate runs/mine --count 100 --out drawn --score`")
+def generate(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run whose method trains a generator")],
+    count: Annotated[int, typer.Option(min=1, help="how many images")] = 64,
+    out: Annotated[Path | None, typer.Option(help="where they go (default: RUN/generated)")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="another seed draws other images")] = 0,
+    score: Annotated[bool, typer.Option("--score", help="say how good they are, beside noise and real images")] = False,
+) -> None:
+    """Draw images with the generator that a run has trained."""
+    from tacit.cli.generate import generate_images
+
+    generate_images(folder, count, out, seed, score, console())
 
 
 def show_version(wanted: bool) -> None:

@@ -53,11 +53,12 @@ class GDGM:
 
     def unet(self, channels: int, weights: Weights) -> UNet:
         """The U-Net with these weights, its own copy."""
-        net = self._unet(channels, None).to_empty(device="cpu")
+        net = self.new_unet(channels).to_empty(device="cpu")
         net.load_state_dict(weights)
         return net
 
-    def _unet(self, channels: int, generator: torch.Generator | None) -> UNet:
+    def new_unet(self, channels: int, generator: torch.Generator | None = None) -> UNet:
+        """The U-Net with first weights from a generator; without one, without weights and on no device."""
         shape = {"width": self.width, "halvings": self.halvings, "blocks": self.blocks}
         return build_unet(channels=channels, labels=len(PIPE_LABEL), generator=generator, **shape)
 
@@ -90,11 +91,11 @@ class Diffusion(GDGM, Method):
         return None
 
     def weights_bytes(self, classifier: int, channels: int) -> int:
-        net = self._unet(channels, None)
+        net = self.new_unet(channels)
         return sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
-        first = weights_of(self._unet(hub.channels, hub.rng("first weights")))
+        first = weights_of(self.new_unet(hub.channels, hub.rng("first weights")))
         return {"unet": first, "ema": first, "held": torch.full((hub.clients,), -1.0)}  # -1: not known yet
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
