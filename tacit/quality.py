@@ -89,7 +89,7 @@ class FeatureSpace:
 def learn_features(
     images: Tensor, labels: Tensor, views: Views, *, epochs: int = 3, net: str = "cnn-16", seed: int = 0
 ) -> FeatureSpace:
-    """Train a small classifier on labelled images; its features are the space. A label of −1 means unknown: left out."""
+    """Train a small classifier on labelled images; its features are the space. Labels of −1 are left out."""
     images, labels = images[labels >= 0], labels[labels >= 0]
     if len(labels.unique()) < 2:
         raise TacitError("A feature space needs labelled images of at least two classes.")

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -125,7 +126,7 @@ def test_learns_above_chance(name: str, placement: str, tmp_path: Path) -> None:
         train__server_epochs=15,
     )
     run = run_experiment(experiment, tmp_path / "run")
-    assert run["accuracy"].max() > 0.4
+    assert np.nanmax(run["accuracy"]) > 0.4  # a stage without a classifier has none
 
 
 def one_round(
