@@ -131,8 +131,6 @@ class SelfAdaptive(Rule):
 
 
 @dataclass
-<<<<<<< HEAD
-=======
 class DynamicBalanced(Rule):
     """DDRFed's DCBT: the model's own confidence as DEMA, moved for each class by its share of what all clients learn.
 
@@ -163,8 +161,7 @@ class DynamicBalanced(Rule):
         return {"dema": self.means.detach().cpu().clone()}
 
 
-@dataclass(frozen=True)
->>>>>>> 15c4202 (DDRFed: federated diffusion and generation as stages, dynamic thresholds, negative learning)
+@dataclass
 class Debiased(Rule):
     """Any rule, after the model's bias was divided out of the predictions (FedDB's DPL as a plug-in).
 
