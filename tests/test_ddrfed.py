@@ -19,8 +19,8 @@ from tacit.pieces.consistency import DynamicBalanced, FixedThreshold, paired_bat
 from tacit.pieces.negative import agreeing_top, negative_loss, ranks
 from tacit.pieces.threshold import class_shares, dema, double_ema, dynamic_thresholds
 from tacit.pieces.train import weights_of
-from tacit.record import Run
 from tacit.recipes import known_recipes, load_recipe
+from tacit.record import Run
 from tacit.sides import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
 from tacit.views import Views
 
