@@ -221,7 +221,7 @@ class Engine:
             **hub.notes,
         }
         timed = {**record, "seconds": clock.total(), "phases": clock.laps}
-        self.folder.finish_round(moment.step, timed, state)
+        self.folder.finish_round(moment.step, timed, state, hub.pictures)
         self.watcher.round_done(timed)
         return state
 
@@ -283,6 +283,10 @@ class Engine:
             "parameters": sum(p.numel() for p in self.plan.setup.build().parameters()),
             "bytes_up": sum(r["bytes_up"] for r in records),
             "bytes_down": sum(r["bytes_down"] for r in records),
+            "bytes_by_stage": {
+                stage.name: sum(r["bytes_up"] + r["bytes_down"] for r in records if r["stage"] == stage.name)
+                for stage in self.plan.stages
+            },
             "kept_bytes": max([r.get("kept_bytes", 0) for r in records], default=0),  # the most at any time
             "seconds": sum(r["seconds"] for r in records),
             "seconds_this_session": seconds,

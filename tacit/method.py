@@ -87,13 +87,20 @@ class Method:
         """Stages that run first, each itself a method (a warm-up, the training of a generator)."""
         return ()
 
-    def effort(self, epochs: int) -> tuple[int, int]:
-        """For estimates: passes over a client's labelled and over its unlabelled images in a round."""
+    def effort(self, epochs: int) -> tuple[int, int] | None:
+        """For estimates: passes over a client's labelled and over its unlabelled images in a round.
+
+        None: the experiment's net is not what is trained, so nothing is known.
+        """
         return epochs, epochs
 
     def tasks(self, asked: int) -> int:
         """For estimates: how many tasks a round has when so many clients take part."""
         return asked
+
+    def weights_bytes(self, classifier: int, channels: int) -> int:
+        """For estimates: the size of what is declared as "weights"; by default that of the experiment's net."""
+        return classifier
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         """The state before the first round; `past` holds the last states of the stages before, by name."""

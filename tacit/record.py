@@ -4,6 +4,7 @@ experiment.toml     fully resolved: running it again reproduces the run
 rounds.jsonl        one object per round
 summary.json        the result, when the run is complete
 split.npz           who held what
+pictures/           what a method drew (`hub.draw`), such as generated images
 model.safetensors   the model after the last round
 checkpoint/         the server's state after the last finished round, and of each finished stage
 kept/               what clients keep (in a simulation all of them live here)
@@ -15,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,11 +25,13 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load as load_weights
 from safetensors.torch import save as save_weights
+from torch import Tensor
 
 from tacit import payload
 from tacit.errors import TacitError
 from tacit.experiment import Experiment, differences, read_toml, resolve
 from tacit.payload import Payload, Weights, write_atomically
+from tacit.pictures import sheet
 
 STEP = "tacit.step"  # the name under which a checkpoint carries the number of rounds done
 
@@ -97,6 +100,20 @@ class Run:
     def weights(self) -> Weights:
         """The model after the last round."""
         return load_weights((self.folder / "model.safetensors").read_bytes())
+
+    def state(self) -> Payload:
+        """The server's state after the last finished round."""
+        state = payload.read(self.folder / "checkpoint" / "latest.safetensors")
+        del state[STEP]
+        return state
+
+    def stage_state(self, number: int) -> Payload | None:
+        """The server's last state of a finished stage, the last stage aside; None while it is not finished."""
+        path = self._stage_path(number)
+        return payload.read(path) if path.is_file() else None
+
+    def _stage_path(self, number: int) -> Path:
+        return self.folder / "checkpoint" / f"stage-{number}.safetensors"
 
     @property
     def kept_folder(self) -> Path:
@@ -170,26 +187,17 @@ class OpenRun(Run):
         text = "".join(json.dumps(record) + "\n" for record in records)
         write_atomically(self.folder / "rounds.jsonl", text.encode())
 
-    def state(self) -> Payload:
-        state = payload.read(self.folder / "checkpoint" / "latest.safetensors")
-        del state[STEP]
-        return state
-
-    def stage_state(self, number: int) -> Payload | None:
-        """The last state of a finished stage."""
-        path = self._stage_path(number)
-        return payload.read(path) if path.is_file() else None
-
     def finish_stage(self, number: int, state: Payload) -> None:
         with uninterrupted():
             payload.write(self._stage_path(number), state)
 
-    def _stage_path(self, number: int) -> Path:
-        return self.folder / "checkpoint" / f"stage-{number}.safetensors"
-
-    def finish_round(self, step: int, record: dict[str, Any], state: Payload) -> None:
+    def finish_round(
+        self, step: int, record: dict[str, Any], state: Payload, pictures: Mapping[str, Tensor] | None = None
+    ) -> None:
         """The record first, then the checkpoint: a round counts as finished when its checkpoint is there."""
         with uninterrupted():
+            for name, images in (pictures or {}).items():
+                write_atomically(self.folder / "pictures" / f"{name}.png", sheet(images))
             with (self.folder / "rounds.jsonl").open("a") as file:
                 file.write(json.dumps(record) + "\n")
                 file.flush()

@@ -110,6 +110,7 @@ class Side:
         self.train: Train = setup.train
         self.views: Views = setup.views
         self.classes = len(setup.classes)
+        self.channels, self.size = setup.channels, setup.size
         self.stage = moment.stage
         self.round = moment.round
         self.rounds = moment.rounds
@@ -268,6 +269,7 @@ class Hub(Side):
         self.clients = setup.clients
         self.labeled_clients = setup.labeled_clients
         self.notes: dict[str, Any] = {}
+        self.pictures: dict[str, Tensor] = {}
 
     @property
     def epochs(self) -> int:
@@ -298,3 +300,7 @@ class Hub(Side):
             if name in RECORDED:
                 raise ValueError(f"hub.note cannot use the name '{name}': every record has that already")
             self.notes[name] = plain(value)
+
+    def draw(self, name: str, images: Tensor) -> None:
+        """Save images (uint8 [N, C, H, W]) with the run, side by side: pictures/NAME.png."""
+        self.pictures[name] = images

@@ -104,7 +104,7 @@ def test_split_draws_a_picture(tmp_path: Path) -> None:
 
 def test_help_teaches() -> None:
     output = quick("--help")
-    for word in ("run", "resume", "methods", "recipes", "data", "split", "demo"):
+    for word in ("run", "resume", "generate", "methods", "recipes", "data", "split", "demo"):
         assert word in output
 
 

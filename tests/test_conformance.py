@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -125,7 +126,7 @@ def test_learns_above_chance(name: str, placement: str, tmp_path: Path) -> None:
         train__server_epochs=15,
     )
     run = run_experiment(experiment, tmp_path / "run")
-    assert run["accuracy"].max() > 0.4
+    assert np.nanmax(run["accuracy"]) > 0.4  # a stage without a classifier has none
 
 
 def one_round(
@@ -141,10 +142,11 @@ def one_round(
         from tacit.sides import Moment
 
         engine = Engine(plan, opened, backend, Silence())
-        past = {}
+        past, first = {}, 0
         for earlier in plan.stages[:-1]:
-            past[earlier.name] = engine._run_stage(earlier, 0, past)
-        moment = Moment(stage.name, 0, stage.rounds, sum(s.rounds for s in plan.stages[:-1]))
+            past[earlier.name] = engine._run_stage(earlier, first, past)
+            first += earlier.rounds
+        moment = Moment(stage.name, 0, stage.rounds, first)
         state = stage.method.server_start(engine._hub(moment), past)
         hub = engine._hub(moment)
         tasks = stage.method.server_send(state, hub)
@@ -179,7 +181,7 @@ def test_nobody_answers(name: str, placement: str, tmp_path: Path) -> None:
         scores = {key: record.get(key) for key in ("loss", "accuracy", "per_class")}
         if record["skipped"] and before is not None:
             assert scores == before  # the very same model was evaluated again
-        before = scores
+        before = scores if scores["loss"] is not None else None  # a stage may have no classifier yet
 
 
 @everywhere

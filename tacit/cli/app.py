@@ -194,6 +194,20 @@ def split(
     show_split(plan.split, plan.dataset, out, console())
 
 
+@app.command(epilog="Example: `tacit generate runs/mine --count 100 --out drawn --score`")
+def generate(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run whose method trains a generator")],
+    count: Annotated[int, typer.Option(min=1, help="how many images")] = 64,
+    out: Annotated[Path | None, typer.Option(help="where they go (default: RUN/generated)")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="another seed draws other images")] = 0,
+    score: Annotated[bool, typer.Option("--score", help="say how good they are, beside noise and real images")] = False,
+) -> None:
+    """Draw images with the generator that a run has trained."""
+    from tacit.cli.generate import generate_images
+
+    generate_images(folder, count, out, seed, score, console())
+
+
 app.command(epilog="Example: `tacit report runs -o report.html`")(report)
 app.command(epilog="Example: `tacit watch runs/mine`")(watch)
 

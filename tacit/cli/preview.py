@@ -13,7 +13,6 @@ from tacit.data.catalogue import SOURCES
 from tacit.data.sources import is_here
 from tacit.engine import Plan, prepare
 from tacit.experiment import Experiment
-from tacit.method import Method
 from tacit.pieces.train import descend, predict, sgd
 from tacit.units import clock, size_text
 
@@ -34,22 +33,36 @@ def preview(experiment: Experiment, screen: Console) -> None:
 
     seconds = seconds_per_image(plan)
     table = Table("stage", "rounds", "clients a round", "down", "up", "time (rough)", title="What it would cost")
-    total = 0.0
+    total, unknown = 0.0, list[str]()
     for stage in plan.stages:
         method = stage.method
         asked = plan.setup.participation.count(plan.setup.clients)
-        sizes = [
-            [kind_bytes(kind, weights, len(plan.setup.classes)) for kind in kinds.values()]
+        sent = method.weights_bytes(weights, plan.setup.channels)
+        down, up = (
+            travel([kind_bytes(kind, sent, len(plan.setup.classes)) for kind in kinds.values()], method.tasks(asked))
             for kinds in (method.server_sends, method.client_sends)
-        ]
-        tasks = method.tasks(asked)
-        down, up = (tasks * sum(size or 0 for size in one) for one in sizes)
-        time_needed = stage.rounds * round_seconds(plan, method, tasks, *seconds)
-        total += time_needed
-        rounds, cost = str(stage.rounds), clock(time_needed)
-        table.add_row(stage.name, rounds, f"≤ {asked}", f"{size_text(down)}/round", f"{size_text(up)}/round", cost)
+        )
+        effort, tasks = method.effort(plan.setup.train.epochs), method.tasks(asked)
+        time_needed = stage.rounds * round_seconds(plan, effort, tasks, *seconds) if effort else 0.0
+        total, unknown = total + time_needed, [*unknown, *([] if effort else [stage.name])]
+        table.add_row(
+            stage.name, str(stage.rounds), f"≤ {asked}", down, up, clock(time_needed) if effort else "not estimated"
+        )
     screen.print(table)
-    screen.print(f"Roughly {clock(total)} in all on this machine. Nothing was run or written.")
+    without = f" without {' and '.join(unknown)}" if unknown else ""
+    screen.print(f"Roughly {clock(total)} in all{without} on this machine. Nothing was run or written.")
+
+
+def travel(sizes: list[int | None], asked: int) -> str:
+    """What all asked clients together are sent, or send, in a round.
+
+    >>> travel([1000, 40], 10), travel([None], 10), travel([1000, None], 10)
+    ('10.4 kB/round', 'depends', '≥ 10.0 kB/round')
+    """
+    known = [size for size in sizes if size is not None]
+    if sizes and not known:
+        return size_text(None)
+    return f"{'≥ ' if len(known) < len(sizes) else ''}{size_text(asked * sum(known))}/round"
 
 
 def seconds_per_image(plan: Plan) -> tuple[float, float]:
@@ -78,12 +91,12 @@ def seconds_per_image(plan: Plan) -> tuple[float, float]:
     return times[0], times[1]
 
 
-def round_seconds(plan: Plan, method: Method, tasks: int, training: float, inference: float) -> float:
+def round_seconds(plan: Plan, effort: tuple[int, int], tasks: int, training: float, inference: float) -> float:
     """The images of so many clients trained on as often as the method says, labelled once; the test set predicted."""
     settings = plan.experiment.backend
     workers = (settings.workers or default_workers()) if settings.name == "pool" else 1
     train = plan.setup.train
-    on_labels, on_the_rest = method.effort(train.epochs)
+    on_labels, on_the_rest = effort
     labeled = sum(len(part.labeled) for part in plan.split.clients)
     unlabeled = sum(len(part.unlabeled) for part in plan.split.clients)
     passes = (labeled * on_labels + unlabeled * on_the_rest) * training + (unlabeled * inference if on_the_rest else 0)

@@ -1,12 +1,14 @@
-"""How a party learns from labels and pseudo-labels, batch-wise or fixed: shared by CBAFed and the FixMatch family."""
+"""How a party learns from labels and pseudo-labels, batch-wise or fixed: for CBAFed, DDRFed, FixMatch and kin."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from tacit.method import Reply
 from tacit.payload import Payload, weights_in
+from tacit.pieces.augment_dsa import DSA_OPERATIONS, dsa
 from tacit.pieces.consistency import Debiased, Rule, endless_batches, learn_by_batch, two_view_batches
 from tacit.pieces.debias import average_prediction
 from tacit.pieces.train import SGD, View, fit, give_momentum
@@ -99,3 +101,47 @@ def debiased(rule: Rule, model: nn.Module, me: Client) -> Rule:
 def as_it_is(look: Callable[[Tensor], Tensor]) -> View:
     """A way to look at images as a view without chance."""
     return lambda images, _: look(images)
+
+
+class Tally:
+    """What a client's batches come to: what each image was last believed to be, and means of figures.
+
+    The client's own unlabelled images come first; others, whose truth nobody knows, follow, and are not audited.
+    """
+
+    def __init__(self, me: Client, images: int) -> None:
+        self.me = me
+        self.last = torch.full((images,), -1)  # -1: not believed
+        self.figures: dict[str, list[float]] = {}
+
+    def labels(self, index: Tensor, label: Tensor, kept: Tensor) -> None:
+        """Take a batch's labels in, and tell the auditor."""
+        label, kept = label.cpu(), kept.cpu()
+        own = index < len(self.me.shard.unlabeled)
+        self.me.audit(index[own], label[own], kept[own])
+        self.last[index] = label.where(kept, torch.tensor(-1))
+        self.figures.setdefault("high", []).extend(kept.double().tolist())
+
+    def figure(self, name: str, value: float) -> None:
+        self.figures.setdefault(name, []).append(value)
+
+    @property
+    def believed(self) -> Tensor:
+        """The labels of the images that were believed when last seen, in their order."""
+        return self.last[self.last >= 0]
+
+    @property
+    def means(self) -> dict[str, float]:
+        return {name: sum(values) / len(values) for name, values in self.figures.items()}
+
+
+def mean_figure(replies: Sequence[Reply], name: str) -> float:
+    """The mean of a figure over the clients that have it; NaN where none has."""
+    values = [reply.metrics[name] for reply in replies if name in reply.metrics]
+    return sum(values) / len(values) if values else math.nan
+
+
+def dsa_view(side: Side) -> View:
+    """DSA on the images as they are, one operation for each batch; no flips where they would change the class."""
+    operations = [name for name in DSA_OPERATIONS if name != "flip" or side.views.flip]
+    return lambda images, generator: dsa(side.views.plain(images), generator, operations)

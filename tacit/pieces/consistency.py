@@ -1,4 +1,4 @@
-"""Learning from pseudo-labels: what CBAFed, FixMatch, FlexMatch, FreeMatch and Fed-Consist share.
+"""Learning from pseudo-labels: what CBAFed, DDRFed, FixMatch, FlexMatch, FreeMatch and Fed-Consist share.
 
 A rule decides which predictions are believed. It may remember (FlexMatch: what each image was last seen as) and
 add a term to the loss (FreeMatch: fairness). The batch-wise training loop is the same for all.
@@ -18,6 +18,9 @@ from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.threshold import (
     balanced_labels,
+    dema,
+    double_ema,
+    dynamic_thresholds,
     flexible_thresholds,
     self_adaptive_fairness,
     self_adaptive_thresholds,
@@ -136,6 +139,37 @@ class SelfAdaptive(Rule):
 
 
 @dataclass
+class DynamicBalanced(Rule):
+    """DDRFed's DCBT: the model's own confidence as DEMA, moved for each class by its share of what all clients learn.
+
+    The batch is taken into the running means first; then they decide.
+
+    >>> rule = DynamicBalanced(torch.tensor([0.5, 0.5]), shares=torch.tensor([0.5, 0.5]), decay=0.5)
+    >>> rule.believe(torch.tensor([0, 1]), torch.tensor([[0.9, 0.1], [0.4, 0.6]]))    # DEMA 2 · 0.625 − 0.5625
+    PseudoLabels(label=tensor([0, 1]), kept=tensor([False, False]))
+    >>> rule.level, rule.means                                                         # and + 0.5 − 0 is too much
+    (tensor(0.6875), tensor([0.6250, 0.5625]))
+    """
+
+    means: Tensor  # [2]: the running mean of the highest probability, and the running mean of that
+    shares: Tensor  # [K]
+    decay: float
+
+    @property
+    def level(self) -> Tensor:
+        """The threshold before shares move it: []."""
+        return dema(self.means[0], self.means[1], len(self.shares))
+
+    def believe(self, index: Tensor, probs: Tensor) -> PseudoLabels:
+        first, second = self.means.to(probs).unbind()
+        self.means = torch.stack(double_ema(first, second, probs.max(dim=1).values.mean(), self.decay))
+        return confident(probs, dynamic_thresholds(self.level, self.shares.to(probs)))
+
+    def memory(self) -> dict[str, Tensor]:
+        return {"dema": self.means.detach().cpu().clone()}
+
+
+@dataclass
 class Debiased(Rule):
     """Any rule, after the model's bias was divided out of the predictions (FedDB's DPL as a plug-in).
 
@@ -201,6 +235,23 @@ def endless_batches(
         return None
     epochs = (viewed_batches(images, size, view, generator) for _ in repeat(None))
     return ((views, labels[which]) for which, views in chain.from_iterable(epochs))
+
+
+def paired_batches(first: int, second: int, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch over two lists in step: the longer one once, the shorter one again and again.
+
+    Where a list is empty, so are its batches.
+
+    >>> [(len(a), len(b)) for a, b in paired_batches(5, 2, 2, torch.Generator().manual_seed(0))]
+    [(2, 2), (3, 2)]
+    >>> [(len(a), len(b)) for a, b in paired_batches(0, 2, 2, torch.Generator().manual_seed(0))]
+    [(0, 2)]
+    """
+    shorter = min(first, second)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    again = chain.from_iterable(batches(shorter, size, generator) if shorter else [nothing] for _ in repeat(None))
+    for once in batches(max(first, second), size, generator):
+        yield (once, next(again)) if first >= second else (next(again), once)
 
 
 def learn_by_batch(

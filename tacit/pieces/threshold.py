@@ -1,4 +1,5 @@
-"""How sure a model must be of a class: class-balanced (CBAFed), flexible (FlexMatch), self-adaptive (FreeMatch)."""
+"""How sure a model must be of a class: class-balanced (CBAFed), flexible (FlexMatch), self-adaptive (FreeMatch),
+dynamic (DDRFed)."""
 
 import torch
 from torch import Tensor
@@ -118,3 +119,36 @@ def _over(mean: Tensor, histogram: Tensor) -> Tensor:
     """mean / histogram, 0 where the histogram is 0, normalised to sum to 1."""
     ratio = torch.where(histogram > 0, mean / histogram.clamp(min=1e-12), torch.zeros_like(mean))
     return ratio / ratio.sum()
+
+
+HIGHEST = 0.999  # DDRFed's thresholds stay between 1/K and this
+
+
+def double_ema(first: Tensor, second: Tensor, value: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+    """The running mean of a value and the running mean of that (DDRFed Eq. 17, 18): [], [] → [], [].
+
+    >>> double_ema(torch.tensor(0.2), torch.tensor(0.2), torch.tensor(0.6), decay=0.5)     # (.2 + .6)/2, (.2 + .4)/2
+    (tensor(0.4000), tensor(0.3000))
+    """
+    first = first.lerp(value, 1 - decay)
+    return first, second.lerp(first, 1 - decay)
+
+
+def dema(first: Tensor, second: Tensor, classes: int) -> Tensor:
+    """DEMA, 2·EMA − EMA(EMA) (DDRFed Eq. 19): it lags less than the mean itself; kept within 1/K … 0.999: [], [] → [].
+
+    >>> dema(torch.tensor(0.4), torch.tensor(0.3), classes=10), dema(torch.tensor(0.1), torch.tensor(0.3), classes=10)
+    (tensor(0.5000), tensor(0.1000))
+    """
+    return (2 * first - second).clamp(1 / classes, HIGHEST)
+
+
+def dynamic_thresholds(level: Tensor, shares: Tensor) -> Tensor:
+    """DDRFed's thresholds by class: level + share − std(shares), kept within 1/K … 0.999 (Eq. 16, 20): [], [K] → [K].
+
+    Shares are the plain ones (Eq. 15, no K/10), the standard deviation is the unbiased one.
+
+    >>> dynamic_thresholds(torch.tensor(0.8), torch.tensor([0.7, 0.1, 0.1, 0.1]))                   # std: 0.3
+    tensor([0.9990, 0.6000, 0.6000, 0.6000])
+    """
+    return (level + shares - shares.std(correction=1)).clamp(1 / len(shares), HIGHEST)

@@ -1,0 +1,183 @@
+"""GDGM, DDRFed's global data generation module: two stages, one that trains a generator and one that uses it.
+
+All clients together train an unconditional diffusion model on all their images, labels unused. The server then draws
+images with it, and deals them evenly to the clients, who keep them on their disks.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tacit.method import AtLeastOne, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.nets.unet import UNet, build_unet, require_diffusers
+from tacit.payload import Payload, Weights, tensor_in, weights_in
+from tacit.pieces.aggregate import residual
+from tacit.pieces.augment_pipe import PIPE_LABEL, augment_pipe
+from tacit.pieces.diffusion import STEPS, Sampler, denoising_loss, ema_decay, from_bytes, sample
+from tacit.pieces.train import batches, descend, weights_of
+from tacit.sides import Client, Hub
+
+SAMPLE_BATCH = 128  # images drawn at once; fixed, so that the same images come out whatever the memory
+LARGEST_GRADIENT = 1.0  # DDPM's
+
+
+@dataclass(frozen=True)
+class GDGM:
+    """What the generator is, how it is trained and how much it draws: options that the stages share."""
+
+    psi: Annotated[NotNegative, "generated images for each real one"] = 1.0
+    diffusion_rounds: Annotated[AtLeastOne, "rounds in which the generator is trained"] = 40
+    diffusion_epochs: Annotated[AtLeastOne, "local epochs in such a round"] = 10
+    diffusion_batch: Annotated[AtLeastOne, "images a step"] = 128
+    diffusion_lr: Annotated[Positive, "learning rate of the generator (Adam)"] = 2e-4
+    ema: Annotated[Share, "the server's running mean of the generator keeps so much a round"] = 0.9
+    augment: Annotated[Share, "chance of each operation of the augmentation that the label tells of"] = 0.12
+    width: Annotated[int, Field(ge=4, multiple_of=4), "channels of the U-Net at full size"] = 128
+    halvings: Annotated[AtLeastOne, "times the U-Net halves the image and doubles it again"] = 3
+    blocks: Annotated[AtLeastOne, "residual blocks of the U-Net at each size"] = 2
+    generation_rounds: Annotated[AtLeastOne, "parts in which images are drawn and dealt"] = 50
+    sampler: Annotated[Sampler, "ddpm as published, or ddim: fewer steps will do"] = "ddpm"
+    sampling_steps: Annotated[int, Field(ge=1, le=STEPS), "steps from noise to an image"] = STEPS
+
+    def generator_stages(self) -> tuple[Stage, ...]:
+        """The two stages, with these options; without the library it says so here, before any work."""
+        require_diffusers()
+        options = {option.name: getattr(self, option.name) for option in dataclasses.fields(GDGM)}
+        training = Stage("diffusion", Diffusion(**options), self.diffusion_rounds)
+        return training, Stage("generation", Generation(**options), self.generation_rounds)
+
+    def unet(self, channels: int, weights: Weights) -> UNet:
+        """The U-Net with these weights, its own copy."""
+        net = self.new_unet(channels).to_empty(device="cpu")
+        net.load_state_dict(weights)
+        return net
+
+    def new_unet(self, channels: int, generator: torch.Generator | None = None) -> UNet:
+        """The U-Net with first weights from a generator; without one, without weights and on no device."""
+        shape = {"width": self.width, "halvings": self.halvings, "blocks": self.blocks}
+        return build_unet(channels=channels, labels=len(PIPE_LABEL), generator=generator, **shape)
+
+    def generate(
+        self, weights: Weights, shape: tuple[int, int, int, int], generator: torch.Generator, device: torch.device
+    ) -> Tensor:
+        """Images uint8 of this shape [N, C, S, S], by the U-Net with these weights; the augmentation label is zero."""
+        net = self.unet(shape[1], weights).to(device).eval()
+
+        def denoise(noisy: Tensor, times: Tensor) -> Tensor:
+            nothing_done: Tensor = torch.zeros(len(noisy), len(PIPE_LABEL), device=device)
+            noise: Tensor = net(noisy.to(device), times.to(device), nothing_done)
+            return noise
+
+        drawn = [torch.zeros(0, *shape[1:], dtype=torch.uint8)]
+        for start in range(0, shape[0], SAMPLE_BATCH):
+            part = (min(SAMPLE_BATCH, shape[0] - start), *shape[1:])
+            drawn.append(sample(denoise, part, self.sampler, self.sampling_steps, generator).clone())
+        return torch.cat(drawn)
+
+
+@dataclass(frozen=True)
+class Diffusion(GDGM, Method):
+    """Federated averaging of a denoiser (Algorithm 1): every client, all its images, no labels."""
+
+    server_sends: ClassVar = {"unet": "weights"}
+    client_sends: ClassVar = {"unet": "weights"}
+
+    def effort(self, epochs: int) -> None:
+        return None
+
+    def weights_bytes(self, classifier: int, channels: int) -> int:
+        net = self.new_unet(channels)
+        return sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
+
+    def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
+        first = weights_of(self.new_unet(hub.channels, hub.rng("first weights")))
+        return {"unet": first, "ema": first, "held": torch.full((hub.clients,), -1.0)}  # -1: not known yet
+
+    def server_send(self, state: Payload, hub: Hub) -> list[Task]:
+        return [Task(client, {"unet": state["unet"]}) for client in hub.sample_clients()]
+
+    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+        net = self.unet(me.channels, weights_in(task.send, "unet")).to(me.device).train()
+        rate = self.diffusion_lr * me.learning_rate / me.train.lr  # by the schedule of train.schedule
+        optimizer = torch.optim.Adam(net.parameters(), lr=rate, fused=True)
+        images, generator = all_images(me), me.rng("diffusion")
+        total, steps = 0.0, 0
+        for _ in range(self.diffusion_epochs):
+            for which in batches(len(images), self.diffusion_batch, generator):
+                moved, label = augment_pipe(from_bytes(images[which]), generator, self.augment)
+                loss = denoising_loss(with_label(net, label), moved, generator)
+                descend(net, optimizer, loss, LARGEST_GRADIENT)
+                total, steps = total + float(loss.detach()), steps + 1
+        metrics = {"denoising_loss": total / max(steps, 1)}
+        return Reply(send={"unet": weights_of(net)}, examples=len(images), metrics=metrics)
+
+    def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        held = tensor_in(state, "held").clone()
+        for reply in replies:
+            held[reply.client] = reply.examples
+        if not any(reply.examples for reply in replies):
+            return {**state, "held": held}
+        unet = mean_model(replies, name="unet")  # Eq. 9
+        hub.note(denoising_loss=sum(r.metrics["denoising_loss"] for r in replies) / len(replies))
+        ema = residual(weights_in(state, "ema"), unet, ema_decay(self.ema, hub.round)) if hub.round else unet
+        return {"unet": unet, "ema": ema, "held": held}
+
+    def server_answer(self, state: Payload, hub: Hub) -> None:
+        return None  # no classifier yet
+
+
+@dataclass(frozen=True)
+class Generation(GDGM, Method):
+    """The server draws a part of the images in each round; every client gets as many, and keeps them as bytes."""
+
+    server_sends: ClassVar = {"images": "any"}
+    client_sends: ClassVar = {}
+    client_keeps: ClassVar = {"generated": "any"}
+
+    def effort(self, epochs: int) -> None:
+        return None
+
+    def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
+        return {name: past["diffusion"][name] for name in ("ema", "held")}
+
+    def server_send(self, state: Payload, hub: Hub) -> list[Task]:
+        each = self._images_each(tensor_in(state, "held"))
+        now = each * (hub.round + 1) // hub.rounds - each * hub.round // hub.rounds
+        shape = (now * hub.clients, hub.channels, hub.size, hub.size)
+        images = self.generate(weights_in(state, "ema"), shape, hub.rng("generated"), hub.device)
+        images = images[torch.randperm(len(images), generator=hub.rng("deal"))]
+        hub.note(generated=len(images))
+        if hub.round == 0:
+            hub.draw("generated", images[:100])
+        return [Task(client, {"images": images[client :: hub.clients].clone()}) for client in range(hub.clients)]
+
+    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+        earlier = [tensor_in(kept, "generated")] if "generated" in kept else []
+        dealt = torch.cat([*earlier, tensor_in(task.send, "images").cpu()])
+        return Reply(send={}, examples=len(dealt), keep={"generated": dealt}, metrics={"generated": len(dealt)})
+
+    def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        return state
+
+    def server_answer(self, state: Payload, hub: Hub) -> None:
+        return None  # no classifier yet
+
+    def _images_each(self, held: Tensor) -> int:
+        """ψ · |D| / M, where a client that never told how much it holds counts as the mean of the others."""
+        known = held[held >= 0]
+        return round(self.psi * float(known.double().mean())) if len(known) else 0
+
+
+def all_images(me: Client) -> Tensor:
+    """All that a client holds, each image once: where it has both kinds, its labelled images are among the others."""
+    return me.shard.unlabeled if len(me.shard.unlabeled) else me.shard.labeled.images
+
+
+def with_label(net: UNet, label: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The net as a function of noisy images and times, told what was done to them."""
+    return lambda noisy, times: net(noisy, times, label)
