@@ -1,5 +1,6 @@
 """One image file to one array, by one rule: shorter side to S pixels, then the centre square."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,18 @@ def is_grey(image: Image.Image) -> bool:
     return image.mode in ("1", "L", "LA", "La")
 
 
+def fingerprint(image: Image.Image) -> bytes:
+    """Equal for equal pixels, however the file is packed or named.
+
+    >>> fingerprint(Image.new("RGB", (2, 2))) == fingerprint(Image.new("RGBA", (2, 2)))
+    True
+    >>> fingerprint(Image.new("L", (2, 2), 1)) == fingerprint(Image.new("L", (2, 2), 2))
+    False
+    """
+    plain = image.convert("L" if is_grey(image) else "RGB")
+    return hashlib.blake2b(f"{plain.mode} {plain.size};".encode() + plain.tobytes(), digest_size=16).digest()
+
+
 def square(image: Image.Image, size: int) -> Image.Image:
     """Shorter side to `size`, then the centre square; an image that is `size` square stays as it is.
 
@@ -57,15 +70,3 @@ def pixels(image: Image.Image, size: int, grey: bool) -> np.ndarray:
     """
     array = np.asarray(square(image.convert("L" if grey else "RGB"), size))
     return array[None] if grey else array.transpose(2, 0, 1)
-
-
-def centre_square(images: np.ndarray) -> np.ndarray:
-    """The centre square of images [N, C, H, W].
-
-    >>> centre_square(np.arange(6).reshape(1, 1, 2, 3))[0, 0].tolist()
-    [[0, 1], [3, 4]]
-    """
-    height, width = images.shape[2:]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return np.ascontiguousarray(images[:, :, top : top + side, left : left + side])
