@@ -5,6 +5,9 @@ rounds.jsonl        one object per round
 summary.json        the result, when the run is complete
 split.npz           who held what
 model.safetensors   the model after the last round
+model.json          what one needs to use it: classes, size, normalisation, temperature
+evaluation.json     its figures on the test images: confusions, calibration
+card.md, card.html  the model card, for people
 checkpoint/         the server's state after the last finished round, and of each finished stage
 kept/               what clients keep (in a simulation all of them live here)
 """
@@ -14,7 +17,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -174,8 +177,11 @@ class OpenRun(Run):
                 os.fsync(file.fileno())
             payload.write(self.folder / "checkpoint" / "latest.safetensors", {STEP: step + 1, **state})
 
-    def finish(self, weights: Weights | None, summary: dict[str, Any]) -> None:
+    def finish(self, weights: Weights | None, summary: dict[str, Any], beside: Mapping[str, bytes]) -> None:
+        """The weights, what is written beside them (how to use them, the card), and last the summary: it is done."""
         with uninterrupted():
+            for name, content in beside.items():
+                write_atomically(self.folder / name, content)
             if weights is not None:
                 data = save_weights({name: tensor.contiguous() for name, tensor in weights.items()})
                 write_atomically(self.folder / "model.safetensors", data)
