@@ -57,8 +57,11 @@ class Run:
         return resolve(read_toml(self.folder / "experiment.toml"))
 
     @property
-    def records(self) -> list[dict[str, Any]]:
-        """All finished rounds. A last line that was cut off by a kill is left out."""
+    def records(self) -> Any:
+        """All finished rounds as a list of dicts. A last line that was cut off by a kill is left out."""
+        return self.rounds()
+
+    def rounds(self) -> list[dict[str, Any]]:
         path = self.folder / "rounds.jsonl"
         records = []
         for line in path.read_text().splitlines() if path.is_file() else ():
@@ -85,9 +88,10 @@ class Run:
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A figure by round as an array: run["accuracy"]; NaN where a round has none."""
-        values = [record.get(name) for record in self.records]
+        rounds = self.rounds()
+        values = [record.get(name) for record in rounds]
         if all(value is None for value in values):
-            known = sorted({key for record in self.records for key in record})
+            known = sorted({key for record in rounds for key in record})
             raise KeyError(f"no round has '{name}'; there is: {', '.join(known)}")
         lists = [value for value in values if isinstance(value, list)]
         numbers = all(entry is None or isinstance(entry, int | float) for value in lists for entry in value)

@@ -235,9 +235,9 @@ def _travel(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]]) 
     page.add(
         Table(("stage", "sent up", "each time", "times, all clients", "kept on the client's own disk"), rows),
         Text(
-            "With each reply go the number of examples and the method's own figures. Nothing else was sent: a reply with "
-            "anything that is not in this table is refused. Weights are no secret: something about the training images can be computed from them; tacit "
-            "adds no noise and no encryption of its own."
+            "With each reply go the number of examples and the method's own figures. Nothing else was sent: a reply "
+            "with anything that is not in this table is refused. Weights are no secret: something about the training "
+            "images can be computed from them; tacit adds no noise and no encryption of its own."
         ),
     )
 

@@ -78,8 +78,8 @@ class Document:
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#222;"
     "background:#fff}table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .8rem .2rem 0;"
-    "border-bottom:1px solid #ddd;text-align:right;font-variant-numeric:tabular-nums}td:first-child,th:first-child{text-align:left}"
-    "pre{background:#f5f5f5;padding:.8rem;overflow-x:auto;font-size:.85rem}code{background:#f5f5f5}"
+    "border-bottom:1px solid #ddd;text-align:right;font-variant-numeric:tabular-nums}"
+    "td:first-child,th:first-child{text-align:left}pre{background:#f5f5f5;padding:.8rem;overflow-x:auto;font-size:.85rem}code{background:#f5f5f5}"
     "svg{max-width:100%;height:auto}"
 )
 

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 
 import tacit
+from tacit.cli.init import register as register_init
+from tacit.cli.use import register as register_use
 from tacit.errors import TacitError
 
 app = typer.Typer(
@@ -19,7 +21,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
     help="Federated semi-supervised learning: many parties hold images, few hold labels, nobody hands data over.",
-    epilog="Start with `tacit demo`, then `tacit methods`, `tacit recipes` and `tacit run RECIPE --dry-run`.",
+    epilog="Your own images: `tacit init FOLDER`. Else start with `tacit demo`, then `tacit methods`, `tacit recipes` "
+    "and `tacit run RECIPE --dry-run`.",
 )
 
 Recipe = Annotated[str, typer.Argument(help="a recipe (`tacit recipes`), a TOML file, or a run folder to repeat")]
@@ -147,6 +150,10 @@ def split(
 
     plan = prepare(resolve(*layers(recipe, set_)))
     show_split(plan.split, plan.dataset, out, console())
+
+
+register_init(app)
+register_use(app)
 
 
 def show_version(wanted: bool) -> None:

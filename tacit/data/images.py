@@ -26,6 +26,16 @@ def open_image(path: Path) -> Image.Image:
     return upright
 
 
+def why_unreadable(error: Exception, path: Path) -> str:
+    """What an error of Pillow says, in a few words and without the path.
+
+    >>> why_unreadable(OSError("cannot identify image file '/x/a.png'"), Path("/x/a.png"))
+    'cannot identify image file'
+    """
+    text = "no such file" if isinstance(error, FileNotFoundError) else str(error).split(str(path))[0]
+    return text.strip(" '\"") or type(error).__name__
+
+
 def is_grey(image: Image.Image) -> bool:
     """Grey by what the file says; a palette is colour.
 

@@ -16,7 +16,7 @@ from tacit.data.arrays import Arrays, check_arrays, hold_out, joined_groups, num
 from tacit.data.dataset import Dataset
 from tacit.data.download import Progress, silent
 from tacit.data.folder_report import FolderReport, Item
-from tacit.data.images import ENDINGS, fingerprint, is_grey, open_image, pixels
+from tacit.data.images import ENDINGS, fingerprint, is_grey, open_image, pixels, why_unreadable
 from tacit.data.readers import read_npz
 from tacit.errors import TacitError
 from tacit.seeds import numpy_generator
@@ -107,19 +107,19 @@ def inspect_folder(path: Path, progress: Progress = silent) -> FolderReport:
     report = FolderReport(path)
     items: list[Item] = []
     train, test, unlabeled = path / "train", path / "test", path / UNLABELED
-    if _folders(train):
-        with_test = bool(_folders(test))
+    if folders_in(train):
+        with_test = bool(folders_in(test))
         parts = {"train": train} | ({"test": test} if with_test else {})
         read = {train, unlabeled} | ({test} if with_test else set())
-        report.ignored = [folder.name for folder in _folders(path) if folder not in read]
+        report.ignored = [folder.name for folder in folders_in(path) if folder not in read]
         if unlabeled.is_dir():
             items += [Item(file) for file in _images_in(unlabeled, report)]
-        report.stray += _loose_images(path)
+        report.stray += loose_images(path)
     else:
         parts = {"train": path}
     for part, top in parts.items():
-        report.stray += _loose_images(top)
-        for folder in _folders(top):
+        report.stray += loose_images(top)
+        for folder in folders_in(top):
             label = "" if folder.name == UNLABELED else folder.name
             if label and label not in report.folders:
                 report.folders.append(label)
@@ -158,7 +158,7 @@ def inspect_table(path: Path, progress: Progress = silent) -> FolderReport:
     """Look at every file that a table names; paths are relative to the table's own folder."""
     report = FolderReport(path)
     items = []
-    for number, row in enumerate(_rows(path), start=1):
+    for number, row in enumerate(table_rows(path), start=1):
         part = row.get("split", "") or "train"
         if part not in ("train", "test"):
             raise TacitError(f"{path}, row {number}: split is '{part}'. Expected train, test, or nothing (train).")
@@ -173,11 +173,11 @@ def inspect_table(path: Path, progress: Progress = silent) -> FolderReport:
     return report
 
 
-def _folders(path: Path) -> list[Path]:
+def folders_in(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")) if path.is_dir() else []
 
 
-def _loose_images(path: Path) -> list[Path]:
+def loose_images(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if p.suffix.lower() in ENDINGS and p.is_file() and not _hidden(p.name))
 
 
@@ -202,8 +202,7 @@ def _look_at(items: list[Item], report: FolderReport, progress: Progress) -> Non
         try:
             image = picture(item)
         except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
-            why = "no such file" if isinstance(error, FileNotFoundError) else str(error).split(str(item.path))[0]
-            report.unreadable.append((item.path, why.strip(" '\"") or type(error).__name__))
+            report.unreadable.append((item.path, why_unreadable(error, item.path)))
             continue
         report.items.append(replace(item, twin=fingerprint(image)))
         report.sizes[image.size] += 1
@@ -217,7 +216,7 @@ def picture(item: Item) -> Image.Image:
     return open_image(item.path) if item.array is None else Image.fromarray(item.array)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def table_rows(path: Path, needed: tuple[str, ...] = ("path", "label")) -> list[dict[str, str]]:
     """The rows of a table as text; nothing and null are the empty text."""
     rows: list[dict[str, Any]]
     with naming(path):
@@ -232,11 +231,11 @@ def _rows(path: Path) -> list[dict[str, str]]:
                 raise TacitError("Parquet files need pyarrow: pip install 'tacit[tables]'") from None
             table = parquet.read_table(path)
             rows, columns = table.to_pylist(), list(table.column_names)
-    missing = [column for column in ("path", "label") if column not in columns]
+    missing = [column for column in needed if column not in columns]
     if missing:
         raise TacitError(
             f"{path} has the columns {', '.join(columns) or '(none)'}; {' and '.join(missing)} missing. "
-            "Expected path, label, and optionally split (train or test), group and site."
+            f"Expected {', '.join(needed)} (and, to learn from, optionally split (train or test), group and site)."
         )
     return [{column: _text(row.get(column)) for column in columns} for row in rows]
 
