@@ -116,7 +116,7 @@ def load_shown(name: str, console: Console) -> None:
 def fetch_bar(console: Console) -> Iterator[Report]:
     """A progress bar that a source can report to: what is going on, how far, of how much."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("looking", total=None)
 
         def report(what: str, done: int, total: int) -> None:

@@ -24,6 +24,7 @@ def init(
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the file to write (default: NAME.toml)")] = None,
     clients: Annotated[int, typer.Option(min=0, help="pretend that one folder is spread over so many clients")] = 0,
+    classes: Annotated[bool, typer.Option("--classes", help="the folders inside are classes, not sites")] = False,
     force: Annotated[bool, typer.Option("--force", help="write over the file if it is there")] = False,
 ) -> None:
     """Look at your images, say what is there and what is wrong, and write an experiment that fits them."""
@@ -36,7 +37,10 @@ def init(
     from tacit.propose import propose
 
     console = Console(soft_wrap=True)
-    paths = sites_in(data[0].expanduser()) if len(data) == 1 else [path.expanduser() for path in data]
+    paths = [path.expanduser() for path in data]
+    nested = len(paths) == 1 and not classes and len(sites_in(paths[0])) > 1
+    if nested:
+        paths = sites_in(paths[0])
     name = name_of(data)
     target = out or Path(f"{name}.toml")
     if clients and len(paths) > 1:
@@ -47,7 +51,13 @@ def init(
         raise TacitError(f"{target} is there already. Nothing was changed. Choose another --out, or add --force.")
     with fetch_bar(console) as progress:
         report = inspect_sites(paths, progress) if len(paths) > 1 else inspect(paths[0], progress)
-    show(report, len(data) == 1 and len(paths) > 1, console)
+    show(report, console)
+    if nested:
+        console.print(
+            "  · the folders inside are taken as sites, because they hold folders of the same names; if they are "
+            "classes, add --classes",
+            highlight=False,
+        )
     if report.hopeless:
         raise TacitError("This cannot be used as it is: mend what is marked ✗ first. Nothing was written.")
     proposal = propose(report, paths, target.stem, clients, gpu=torch.cuda.is_available())
@@ -71,17 +81,17 @@ def init(
 def sites_in(folder: Path) -> list[Path]:
     """The sites, if a folder holds one folder for each site instead of one for each class; else the folder itself.
 
-    Sites are folders of folders with names in common (the classes), and no image lies beside these.
+    Sites are folders that hold folders of the same names, the classes.
     """
-    from tacit.data.own import folders_in, loose_images
+    from tacit.data.own import folders_in
 
     inside = folders_in(folder)
-    named = [{sub.name for sub in folders_in(one)} for one in inside]
     if len(inside) < 2 or {one.name for one in inside} <= {"train", "test", "unlabeled", "val", "valid"}:
         return [folder]
-    nested = [bool(names) and not loose_images(one) for names, one in zip(named, inside, strict=True)]
-    in_common = all(any(names & other for other in named if other is not names) for names in named)
-    return inside if all(nested) and in_common else [folder]
+    named = [{sub.name for sub in folders_in(one)} for one in inside]
+    others = [set().union(*(names for names in named if names is not own)) for own in named]
+    alike = [len(own & rest) >= 2 for own, rest in zip(named, others, strict=True)]
+    return inside if all(alike) else [folder]
 
 
 def name_of(data: list[Path]) -> str:
@@ -97,14 +107,15 @@ def name_of(data: list[Path]) -> str:
     return parents.pop().name or "sites" if len(parents) == 1 else "sites"
 
 
-def show(report: "FolderReport", nested: bool, console: Console) -> None:
+def show(report: "FolderReport", console: Console) -> None:
     """All that was found, in one screen."""
+    from tacit.data.folder_report import NO_TEST_SET
     from tacit.propose import parties
 
     held = parties(report)
     console.print(
         f"[bold]{escape(str(report.path))}[/]: {len(report.items):,} readable images, {len(report.classes)} classes, "
-        f"{len(held)} {'site' if len(held) == 1 else 'sites'}" + (" (one folder each)" if nested else ""),
+        f"{len(held)} {'site' if len(held) == 1 else 'sites'}",
         highlight=False,
     )
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -118,6 +129,8 @@ def show(report: "FolderReport", nested: bool, console: Console) -> None:
     for fault in (*report.hopeless, *report.bad):
         console.print(f"  [red]✗[/] {escape(fault)}", highlight=False)
     for remark in report.remarks(report.size):
+        if remark == NO_TEST_SET:  # said below, with how many
+            continue
         console.print(f"  · {escape(remark)}", highlight=False)
 
 

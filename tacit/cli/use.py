@@ -149,8 +149,9 @@ def export(
     console.print(
         f"{how[to]}.\nInput: images, uint8 [batch, {about.channels}, {about.size}, {about.size}], any batch size "
         f"({about.rule}); normalised inside.\nOutput: probabilities [batch, {len(about.classes)}] of "
-        f"{escape(', '.join(about.classes[:10]))}{', …' if len(about.classes) > 10 else ''}; temperature "
+        f"{', '.join(about.classes[:10])}{', …' if len(about.classes) > 10 else ''}; temperature "
         f"{about.temperature:.2f} inside.",
+        markup=False,
         highlight=False,
     )
     if about.depends_on_batch:

@@ -8,6 +8,8 @@ import numpy as np
 
 from tacit.data.images import LARGEST, RULE, SMALLEST
 
+NO_TEST_SET = "no test set was given: 20 % of the labelled images of each class are held out, seeded"
+
 
 @dataclass(frozen=True)
 class Item:
@@ -143,7 +145,7 @@ class FolderReport:
         if untrained:
             said.append(f"only in the test set: {_few(untrained)}")
         if not self.has_test:
-            said.append("no test set was given: 20 % of the labelled images of each class are held out, seeded")
+            said.append(NO_TEST_SET)
         return said
 
     @property
