@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -48,10 +49,21 @@ def onnx_bytes(model: Model) -> bytes:
         )
     assert program is not None
     proto = program.model_proto
+    check_batch(proto)
     onnx.helper.set_model_props(proto, {"tacit": model.description.to_json(), **_short(model)})
     onnx.checker.check_model(proto)
     content: bytes = proto.SerializeToString()
     return content
+
+
+def check_batch(proto: Any) -> None:
+    """A net whose code fixes the batch is exported with the example's, without a word; it must not leave the house."""
+    batch = proto.graph.input[0].type.tensor_type.shape.dim[0]
+    if not batch.dim_param:
+        raise TacitError(
+            f"The ONNX export of this net has its batch fixed at {batch.dim_value}, because its code turns the batch "
+            "size into a plain number (len(x)). Use x.shape[0] there, or export with --to torch."
+        )
 
 
 def torch_bytes(model: Model) -> bytes:
