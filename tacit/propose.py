@@ -10,7 +10,8 @@ from tacit.data.images import RULE
 from tacit.data.own import SERVER
 from tacit.data.placement import fitting_placements
 
-PASSES = 150_000  # images trained on in all: some minutes on a CPU with small images and the small net
+PASSES = 60_000  # images trained on in all: some minutes on a CPU with small images and the small net
+WARM_UP = 60 * 32  # labelled images that a party trains on in a round of the warm-up: 60 steps
 LEAST_ROUNDS, MOST_ROUNDS = 20, 100
 HELD_OUT_SHARE = 5  # one labelled image in so many is held out where no test set is given
 
@@ -98,7 +99,7 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
         [
             "[method]",
             _line("name", method, "confident predictions become labels" if unlabeled else "every image has a label"),
-            *(_fixmatch(labeled, rounds) if unlabeled else ()),
+            *(_fixmatch(labeled, sum(p.labeled > 0 for p in held)) if unlabeled else ()),
         ],
     ]
     text = "\n\n".join("\n".join(line for line in section if line) for section in sections) + "\n"
@@ -117,10 +118,12 @@ def _epochs(clients: int) -> list[str]:
     return [_line("server_epochs", 5, "passes over the server's labels in a round")] if clients else []
 
 
-def _fixmatch(labeled: int, rounds: int) -> list[str]:
+def _fixmatch(labeled: int, holders: int) -> list[str]:
+    epochs = min(max(WARM_UP * max(holders, 1) // max(labeled, 1), 1), 20)
     return [
         _line("threshold", 0.9, "how sure a prediction must be to be learned"),
-        _line("warmup", max(5, rounds // 4), "rounds on the labels alone before that"),
+        _line("warmup", 5, "rounds on the labels alone before that,"),
+        _line("warmup_epochs", epochs, "with so many passes over them in each"),
     ]
 
 
