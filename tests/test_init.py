@@ -118,6 +118,14 @@ def test_twins_are_never_in_training_and_test(clinics: Path) -> None:
     assert not [image for image in dataset.test_images if image.tobytes() in trained]
 
 
+def test_copies_of_one_picture_cannot_be_tested_on(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for number in range(5):
+            save(DIGITS.test_images[0], tmp_path / name / f"{number}.png")
+    with pytest.raises(TacitError, match="equal pixels"):
+        load(str(tmp_path))
+
+
 def test_a_given_test_set_that_is_trained_on_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for index in range(100):

@@ -95,6 +95,14 @@ def run_and_show(experiment: Any, folder: Path, resume: bool, again: str, label:
         if summary["accuracy"] is not None:
             screen.print(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
         screen.print(f"Written to {folder}", highlight=False)
+        if (folder / "card.html").is_file():
+            screen.print(
+                f"The model card: {folder / 'card.html'}. To use the model:\n"
+                f"  tacit predict {folder} IMAGES -o predictions.csv\n"
+                f"  tacit export {folder} --to onnx",
+                highlight=False,
+                markup=False,
+            )
     return finished
 
 

@@ -266,6 +266,11 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
     test = np.array([item.part == "test" for item in items])
     if not report.has_test:
         test = _held_out(labels, joined_groups(groups, np.array([item.twin.hex() for item in items])))
+        if not test.any():
+            raise TacitError(
+                f"{report.path}: no labelled image can be held out to test with, because each has copies that are needed "
+                "in training (equal pixels, or one group). Give more pictures, or a test set."
+            )
     train_groups, test_groups = (None, None) if groups is None else number_groups(groups[~test], groups[test])
     arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes), train_groups, test_groups)
     left_out = [f"left out: {fault}" for fault in report.bad]
