@@ -99,9 +99,10 @@ def test_the_card_reproduces_the_run(tiny: Callable[..., Run], tmp_path: Path) -
 
 def test_a_card_of_own_images_says_what_it_rests_on_and_keeps_names_at_home(tmp_path: Path) -> None:
     folder = write_sites(load("digits"), tmp_path / "secret-place", labeled=3, unlabeled=20)
+    (folder / "north" / "3" / "Mrs-Smith.png").write_text("broken")
     settings = {
         "method": {"name": "fixmatch", "preset": "smoke"},
-        "data": {"name": "clinics", "sites": [str(folder / site) for site in SITES]},
+        "data": {"name": "clinics", "sites": [str(folder / site) for site in SITES], "skip_unreadable": True},
         "data.partition": "sites",
         "data.clients": 3,
         "data.placement": "clients",
@@ -110,7 +111,8 @@ def test_a_card_of_own_images_says_what_it_rests_on_and_keeps_names_at_home(tmp_
     for name in ("card.md", "card.html"):
         text = (run.folder / name).read_text()
         assert "secret-place" not in text
-        assert not re.search(r"\d{5}\.png", text)
+        assert not re.search(r"\.png", text)
+        assert "left out: images that cannot be read (1 of" in text
     text = (run.folder / "card.md").read_text()
     assert re.search(r"\| north \| \d+ \| 20 \| 3 of 3 \|", text)
     assert "What the figures rest on" in text

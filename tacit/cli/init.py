@@ -128,7 +128,7 @@ def show(report: "FolderReport", console: Console) -> None:
     console.print(f"Labels by class: {escape(by_class(report))}", highlight=False)
     for fault in (*report.hopeless, *report.bad):
         console.print(f"  [red]✗[/] {escape(fault)}", highlight=False)
-    for remark in report.remarks(report.size):
+    for remark in (*report.remarks(report.size), *report.quarrels):
         if remark == NO_TEST_SET:  # said below, with how many
             continue
         console.print(f"  · {escape(remark)}", highlight=False)

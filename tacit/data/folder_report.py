@@ -139,14 +139,19 @@ class FolderReport:
         if self.ignored:
             said.append(f"not read: {', '.join(self.ignored)}")
         if disputed := self.disputed:
-            pairs = "; ".join(" = ".join(f"{i.label}/{i.path.name}" for i in twins[:3]) for twins in disputed[:3])
-            said.append(f"the same picture under two labels ({len(disputed)}): {pairs}{'; …' * (len(disputed) > 3)}")
+            said.append(f"the same picture under two labels ({len(disputed)})")
         untrained = [name for name in self.classes if not self.counts("train")[name]]
         if untrained:
             said.append(f"only in the test set: {_few(untrained)}")
         if not self.has_test:
             said.append(NO_TEST_SET)
         return said
+
+    @property
+    def quarrels(self) -> list[str]:
+        """Which pictures lie under two labels, by name: for the screen, not for a note."""
+        pairs = [" = ".join(f"{i.label}/{i.path.name}" for i in twins[:3]) for twins in self.disputed]
+        return [f"under two labels: {'; '.join(pairs[:3])}{'; …' * (len(pairs) > 3)}"] if pairs else []
 
     @property
     def text(self) -> str:
@@ -159,7 +164,7 @@ class FolderReport:
             split = f"{train[name]:>7} train {test[name]:>7} test" if self.has_test else f"{train[name]:>7}"
             lines.append(f"  {name:<24}{split}")
         lines += [f"  ✗ {fault}" for fault in (*self.hopeless, *self.bad)]
-        lines += [f"  · {remark}" for remark in self.remarks(self.size)]
+        lines += [f"  · {remark}" for remark in (*self.remarks(self.size), *self.quarrels)]
         return "\n".join(lines)
 
     def _unreadable(self) -> str:

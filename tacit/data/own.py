@@ -216,6 +216,15 @@ def picture(item: Item) -> Image.Image:
     return open_image(item.path) if item.array is None else Image.fromarray(item.array)
 
 
+def counts_only(fault: str) -> str:
+    """A fault without the names of files.
+
+    >>> counts_only("not images, by their names (1): notes.txt")
+    'not images, by their names (1)'
+    """
+    return f"{fault.partition('): ')[0].rstrip(')')})"
+
+
 def table_rows(path: Path, needed: tuple[str, ...] = ("path", "label")) -> list[dict[str, str]]:
     """The rows of a table as text; nothing and null are the empty text."""
     rows: list[dict[str, Any]]
@@ -268,12 +277,12 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
         test = _held_out(labels, joined_groups(groups, np.array([item.twin.hex() for item in items])))
         if not test.any():
             raise TacitError(
-                f"{report.path}: no labelled image can be held out to test with, because each has copies that are needed "
-                "in training (equal pixels, or one group). Give more pictures, or a test set."
+                f"{report.path}: no labelled image can be held out to test with, because each has copies that are "
+                "needed in training (equal pixels, or one group). Give more pictures, or a test set."
             )
     train_groups, test_groups = (None, None) if groups is None else number_groups(groups[~test], groups[test])
     arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes), train_groups, test_groups)
-    left_out = [f"left out: {fault}" for fault in report.bad]
+    left_out = [f"left out: {counts_only(fault)}" for fault in report.bad]  # a note travels, file names stay at home
     arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size)]))
     check_arrays(arrays, str(report.path))
     sites = tuple(site for site in report.sites if site != SERVER)
