@@ -3,6 +3,9 @@
 import tacit
 run = tacit.run("demo", out="runs/first")
 run["accuracy"]                       # by round, as an array
+run.records                           # all rounds, as a DataFrame if pandas is there
+run.predict("new-images/").labels     # the class of each image, by name
+run.plot()                            # the figures by round (needs matplotlib)
 """
 
 from pathlib import Path
@@ -19,7 +22,7 @@ def run(
     quiet: bool = True,
     **settings: Any,
 ) -> Any:
-    """Run an experiment and return it as a `tacit.record.Run`, with its records as arrays.
+    """Run an experiment and return it as a `tacit.notebook.NotebookRun`: its records, its model, its figures.
 
     `recipe` is the name of a recipe, a TOML file, or a dict of settings. Further settings are given by name, with
     two underscores for the dot: `tacit.run("demo", train__lr=0.1)`. Without `out` the run gets a folder of its own
@@ -41,11 +44,11 @@ def run(
         from tacit.cli.progress import watcher_for
 
         watcher = watcher_for(Console())
-    return run_experiment(experiment, folder, resume=resume, watcher=watcher)
+    return load(run_experiment(experiment, folder, resume=resume, watcher=watcher).folder)
 
 
 def load(folder: str | Path) -> Any:
     """A run that is already there."""
-    from tacit.record import Run
+    from tacit.notebook import NotebookRun
 
-    return Run(folder)
+    return NotebookRun(folder)

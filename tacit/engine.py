@@ -27,6 +27,7 @@ from tacit.method import Reply, Stage, Task
 from tacit.payload import Payload
 from tacit.record import OpenRun, Run, check_same
 from tacit.sides import Hub, Moment, Setup, Workbench
+from tacit.use.handover import handover
 
 
 class Watcher(Protocol):
@@ -159,7 +160,9 @@ class Engine:
         end_of_run = Moment(last.name, last.rounds - 1, last.rounds, first - 1)
         weights = last.method.server_answer(state, self._hub(end_of_run))
         summary = self._summary(time.perf_counter() - started)
-        self.folder.finish(weights, summary)
+        tested = weights is not None and len(self.test_labels) > 0
+        probs = self.backend.predict_test(weights) if weights is not None and tested else None
+        self.folder.finish(weights, summary, handover(self.plan, summary, self.folder.records, probs, self.test_labels))
         return summary
 
     def _run_stage(self, stage: Stage, first: int, past: Mapping[str, Payload]) -> Payload:

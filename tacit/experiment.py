@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from tacit.errors import TacitError, nearest
 
 Placement = Literal["server", "clients", "some-clients"]
-Partition = Literal["iid", "dirichlet", "dirichlet-client", "shards", "quantity"]
+Partition = Literal["iid", "dirichlet", "dirichlet-client", "shards", "quantity", "sites"]
 
 
 class Section(BaseModel):
@@ -36,13 +36,14 @@ class Data(Section):
     """Which images, who holds them, who holds labels."""
 
     name: str = Field("digits", description="a source (`tacit data list`), or the path of your own data")
-    partition: Partition = Field("dirichlet", description="how images are dealt to the clients")
+    sites: tuple[str, ...] = Field((), description="own data, a path for each site; `name` is then for people only")
+    partition: Partition = Field("dirichlet", description="how images are dealt to the clients; sites: as they lie")
     alpha: Annotated[float, Field(gt=0, description="Dirichlet or quantity skew: small is skewed")] = 0.3
     shards: Annotated[int, Field(ge=1, description="shards a client holds (partition = shards)")] = 2
     min_size: Annotated[int, Field(ge=1, description="the least images a client must get")] = 10
     clients: Annotated[int, Field(ge=1, description="number of clients")] = 10
     placement: Placement = Field("server", description="who holds labels")
-    labels: Annotated[int, Field(ge=1, description="labelled images in all (server, clients)")] = 50
+    labels: Annotated[int, Field(ge=0, description="labelled images in all (server, clients; 0: all known)")] = 50
     labeled_clients: Annotated[int, Field(ge=1, description="fully labelled clients (some-clients)")] = 1
     cover: Annotated[int, Field(ge=0, description="redraw until each class has this many labels")] = 0
     reveal: Literal["none", "all"] = Field("none", description="all: every label is given, the upper bound")
@@ -50,7 +51,7 @@ class Data(Section):
     test_subset: Annotated[int, Field(ge=0, description="use only so many test images (0: all)")] = 0
     image_size: Annotated[int, Field(ge=0, description="resize to this many pixels (0: as they are)")] = 0
     rgb: bool = Field(False, description="turn grey images into three equal channels")
-    skip_unreadable: bool = Field(False, description="own folders: go on without unreadable files")
+    skip_unreadable: bool = Field(False, description="own data: go on without the bad files")
     split: str = Field("", description="a saved split to use instead of drawing one")
 
     @model_validator(mode="after")
@@ -219,6 +220,8 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
     for key in ("method.name", "data.name", "data.split"):  # a run must find its files from anywhere
         if isinstance(given.get(key), str) and Path(given[key]).expanduser().exists() and is_path(given[key]):
             given[key] = str(Path(given[key]).expanduser().resolve())
+    if isinstance(given.get("data.sites"), list | tuple):
+        given["data.sites"] = tuple(str(Path(site).expanduser().resolve()) for site in given["data.sites"])
     method = find_method(str(given.get("method.name", "fedavg")))
     preset = given.get("method.preset", "paper")
     if preset not in method.presets:

@@ -147,6 +147,42 @@ def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) ->
     return torch.bincount(which, weights=excess, minlength=bins).abs().sum().item() / len(labels)
 
 
+def reliability(probs: Tensor, labels: Tensor, bins: int = 10) -> list[tuple[int, float, float]]:
+    """(images, mean confidence, accuracy) of the images in each of equally wide bins of confidence that is not empty.
+
+    >>> probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6]])
+    >>> [(n, round(sure, 6), right) for n, sure, right in reliability(probs, torch.tensor([0, 1, 1, 1]))]
+    [(2, 0.6, 1.0), (2, 0.9, 0.5)]
+    """
+    check(probs, labels)
+    confidence, predicted = probs.double().max(dim=1)
+    edges = torch.arange(1, bins, dtype=torch.float64, device=probs.device) / bins
+    which = torch.bucketize(confidence, edges)
+    sums = [
+        torch.bincount(which, weights=what, minlength=bins) for what in (confidence, (predicted == labels).double())
+    ]
+    counts = torch.bincount(which, minlength=bins).tolist()
+    rows = zip(counts, sums[0].tolist(), sums[1].tolist(), strict=True)
+    return [(count, sure / count, right / count) for count, sure, right in rows if count]
+
+
+def wilson_interval(hits: int, count: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a share, by Wilson (1927): also right for few images and shares near 0 or 1.
+
+    >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
+    [0.49, 0.943]
+    >>> wilson_interval(0, 0)
+    (0.0, 1.0)
+    """
+    if not count:
+        return 0.0, 1.0
+    z, share = 1.959964, hits / count
+    centre = share + z * z / (2 * count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    scale = 1 + z * z / count
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
 def jensen_shannon(p: Tensor, q: Tensor) -> float:
     """The Jensen-Shannon divergence of two class distributions [K], with the natural logarithm.
 

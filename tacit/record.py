@@ -6,6 +6,9 @@ summary.json        the result, when the run is complete
 split.npz           who held what
 pictures/           what a method drew (`hub.draw`), such as generated images
 model.safetensors   the model after the last round
+model.json          what one needs to use it: classes, size, normalisation, temperature
+evaluation.json     its figures on the test images: confusions, calibration
+card.md, card.html  the model card, for people
 checkpoint/         the server's state after the last finished round, and of each finished stage
 kept/               what clients keep (in a simulation all of them live here)
 """
@@ -58,8 +61,11 @@ class Run:
         return resolve(read_toml(self.folder / "experiment.toml"))
 
     @property
-    def records(self) -> list[dict[str, Any]]:
-        """All finished rounds."""
+    def records(self) -> Any:
+        """All finished rounds as a list of dicts."""
+        return self.rounds()
+
+    def rounds(self) -> list[dict[str, Any]]:
         return read_records(self.folder / "rounds.jsonl")
 
     @property
@@ -79,9 +85,10 @@ class Run:
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A figure by round as an array: run["accuracy"]; NaN where a round has none."""
-        values = [record.get(name) for record in self.records]
+        rounds = self.rounds()
+        values = [record.get(name) for record in rounds]
         if all(value is None for value in values):
-            known = sorted({key for record in self.records for key in record})
+            known = sorted({key for record in rounds for key in record})
             raise KeyError(f"no round has '{name}'; there is: {', '.join(known)}")
         lists = [value for value in values if isinstance(value, list)]
         numbers = all(entry is None or isinstance(entry, int | float) for value in lists for entry in value)
@@ -204,8 +211,11 @@ class OpenRun(Run):
                 os.fsync(file.fileno())
             payload.write(self.folder / "checkpoint" / "latest.safetensors", {STEP: step + 1, **state})
 
-    def finish(self, weights: Weights | None, summary: dict[str, Any]) -> None:
+    def finish(self, weights: Weights | None, summary: dict[str, Any], beside: Mapping[str, bytes]) -> None:
+        """The weights, what is written beside them (how to use them, the card), and last the summary: it is done."""
         with uninterrupted():
+            for name, content in beside.items():
+                write_atomically(self.folder / name, content)
             if weights is not None:
                 data = save_weights({name: tensor.contiguous() for name, tensor in weights.items()})
                 write_atomically(self.folder / "model.safetensors", data)

@@ -69,7 +69,8 @@ def test_get_and_check(root: Path) -> None:
 
 
 def test_check_of_own_data_and_of_what_is_not_here(root: Path) -> None:
-    np.savez(root / "mine.npz", x_train=np.zeros((20, 8, 8), np.uint8), y_train=np.array([0, 1] * 8 + [-1] * 4))
+    images = np.arange(20, dtype=np.uint8)[:, None, None] + np.zeros((20, 8, 8), np.uint8)
+    np.savez(root / "mine.npz", x_train=images, y_train=np.array([0, 1] * 8 + [-1] * 4))
     text = said("check", str(root / "mine.npz"))
     assert "mine: " in text
     assert "(unlabelled)" in text

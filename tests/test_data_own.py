@@ -18,12 +18,12 @@ def picture(path: Path, colour: int | tuple[int, int, int] = 0, size: tuple[int,
     Image.new("L" if isinstance(colour, int) else "RGB", size, colour).save(path)
 
 
-def folder_of(root: Path, **classes: int) -> Path:
+def folder_of(root: Path, first: int = 0, **classes: int) -> Path:
     """Grey images, 16×16; the shade tells class and number: 50 · class + number."""
     for index, (name, number) in enumerate(classes.items()):
         (root / name).mkdir(parents=True, exist_ok=True)
         for i in range(number):
-            picture(root / name / f"{i:03d}.png", 50 * index + i)
+            picture(root / name / f"{i:03d}.png", 50 * index + first + i)
     return root
 
 
@@ -43,7 +43,7 @@ def test_a_plain_folder(tmp_path: Path) -> None:
 
 def test_train_and_test_folders(tmp_path: Path) -> None:
     folder_of(tmp_path / "train", cat=3, dog=4)
-    folder_of(tmp_path / "test", cat=2, dog=1)
+    folder_of(tmp_path / "test", first=10, cat=2, dog=1)
     folder_of(tmp_path, unlabeled=6)
     folder_of(tmp_path / "val", cat=1, dog=1)
     found = load(str(tmp_path))
@@ -282,8 +282,9 @@ def test_own_npz_without_test_set(tmp_path: Path) -> None:
 
 
 def test_own_npz_with_groups_in_both_parts_is_refused(tmp_path: Path) -> None:
-    images, labels = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
-    stored = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+    images = np.arange(4, dtype=np.uint8)[:, None, None] + np.zeros((4, 8, 8), np.uint8)
+    labels = np.array([0, 1, 0, 1])
+    stored = {"x_train": images, "y_train": labels, "x_test": images + 10, "y_test": labels}
     groups = {"group_train": np.arange(4), "group_test": np.arange(3, 7)}
     np.savez(tmp_path / "mine.npz", **stored, **groups)
     with pytest.raises(TacitError, match="1 groups"):

@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 
 import tacit
+from tacit.cli.init import register as register_init
 from tacit.cli.report import report, watch
+from tacit.cli.use import register as register_use
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
     help="Federated semi-supervised learning: many parties hold images, few hold labels, nobody hands data over.",
-    epilog="Start with `tacit demo`, then `tacit methods`, `tacit recipes` and `tacit run RECIPE --dry-run`.",
+    epilog="Your own images: `tacit init FOLDER`. Else start with `tacit demo`, then `tacit methods`, `tacit recipes` "
+    "and `tacit run RECIPE --dry-run`.",
 )
 
 Recipe = Annotated[str, typer.Argument(help="a recipe (`tacit recipes`), a TOML file, or a run folder to repeat")]
@@ -130,6 +133,14 @@ def run_and_show(
         if summary["accuracy"] is not None:
             screen.print(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
         screen.print(f"Written to {folder}", highlight=False)
+        if (folder / "card.html").is_file():
+            screen.print(
+                f"The model card: {folder / 'card.html'}. To use the model:\n"
+                f"  tacit predict {folder} IMAGES -o predictions.csv\n"
+                f"  tacit export {folder} --to onnx",
+                highlight=False,
+                markup=False,
+            )
     return finished
 
 
@@ -210,6 +221,8 @@ def generate(
 
 app.command(epilog="Example: `tacit report runs -o report.html`")(report)
 app.command(epilog="Example: `tacit watch runs/mine`")(watch)
+register_init(app)
+register_use(app)
 
 
 def show_version(wanted: bool) -> None:

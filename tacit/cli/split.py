@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tacit.data.dataset import Dataset
 from tacit.data.draw import draw_split
-from tacit.data.split import Split, class_table, load_split, title, warnings
+from tacit.data.split import Split, class_table, load_split, party_names, title, warnings
 from tacit.errors import TacitError
 
 MOST_ROWS = 40  # more clients, or more classes, are summarised
@@ -78,7 +78,7 @@ def _table(heads: Sequence[str], gap: int = 2) -> Table:
 
 
 def _party_names(split: Split) -> list[str]:
-    return ["server", *(f"client {number}" for number in range(len(split.clients)))]
+    return ["server", *party_names(split)]
 
 
 def _totals(split: Split) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,9 +44,10 @@ def to_dataset(
     """A `Dataset` with its fingerprint; mean and std are computed from the training images unless given."""
     if mean is None or std is None:
         mean, std = mean_and_std(arrays.train_images)
+    fields: dict[str, Any] = dict(arrays.named())
     return Dataset(
         name=name,
-        **dict(arrays.named()),
+        **fields,
         classes=arrays.classes,
         mean=mean,
         std=std,
@@ -203,6 +205,29 @@ def hold_out(
         share = max(1, round(fraction * len(candidates)))
         chosen[candidates[: min(share, len(candidates) - 1)]] = True
     return chosen[members]
+
+
+def joined_groups(groups: np.ndarray | None, twins: np.ndarray) -> np.ndarray:
+    """Groups [N] in which also images with equal pixels (equal numbers in `twins`) belong together.
+
+    Numbered by their first image, so that images that stand alone keep their order.
+
+    >>> joined_groups(None, np.array([7, 8, 7, 9])).tolist()
+    [0, 1, 0, 3]
+    >>> joined_groups(np.array(["p", "q", "q", "r"]), np.array([7, 8, 9, 7])).tolist()    # p and r share a picture
+    [0, 1, 1, 0]
+    """
+    first = np.arange(len(twins))
+    kinds = [twins] if groups is None else [twins, groups]
+    numbers = [np.unique(kind, return_inverse=True)[1] for kind in kinds]
+    while True:  # each pass gives every image the smallest number among those it belongs to
+        before = first.copy()
+        for kind in numbers:
+            smallest = np.full(int(kind.max(initial=-1)) + 1, len(first))
+            np.minimum.at(smallest, kind, first)
+            first = smallest[kind]
+        if np.array_equal(first, before):
+            return first
 
 
 def check_arrays(arrays: Arrays, where: str) -> None:

@@ -153,7 +153,7 @@ def read(folder: Path, *, fully: bool = False) -> Dataset | None:
     meta = read_meta(folder)
     if meta is None:
         return None
-    arrays = {name: _read_array(folder, name, shape) for name, shape in meta["shapes"].items()}
+    arrays: dict[str, Any] = {name: _read_array(folder, name, shape) for name, shape in meta["shapes"].items()}
     classes = tuple(meta["classes"])
     for part in ("train", "test"):
         if list(histogram(arrays[f"{part}_labels"], len(classes))) != meta[f"{part}_histogram"]:

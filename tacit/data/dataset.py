@@ -22,6 +22,9 @@ class Dataset:
     test_groups: np.ndarray | None = None
     fingerprint: str = ""  # of all arrays; a saved split names the data it was made for
     note: str = ""  # what a reader of results should know about this data
+    sites: tuple[str, ...] = ()  # own data: the parties that hold it, by name
+    train_sites: np.ndarray | None = None  # int64 [N]: the site of each image; -1 is the server
+    train_files: tuple[str, ...] = ()  # own data: where each training image was read from
 
     @property
     def channels(self) -> int:

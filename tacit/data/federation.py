@@ -5,6 +5,7 @@ from it: not the other parties' images, and not the labels that its owner does n
 """
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.data.dataset import Dataset
+from tacit.data.own import load_sites
 from tacit.data.sources import load
 from tacit.data.split import Split
 from tacit.experiment import Data, Experiment, pick_device
@@ -57,7 +59,12 @@ class Federation:
 
 def load_dataset(settings: Data, fetch: bool = True) -> Dataset:
     """The data of an experiment, at the size and with the channels it asks for."""
-    dataset = load(settings.name, fetch=fetch, skip_unreadable=settings.skip_unreadable, image_size=settings.image_size)
+    skip, size = settings.skip_unreadable, settings.image_size
+    if settings.sites:
+        paths = [Path(site) for site in settings.sites]
+        dataset = load_sites(paths, settings.name, skip_unreadable=skip, image_size=size)
+    else:
+        dataset = load(settings.name, fetch=fetch, skip_unreadable=skip, image_size=size)
     return adapt(dataset, settings.image_size, settings.rgb)
 
 

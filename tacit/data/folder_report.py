@@ -4,7 +4,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from tacit.data.images import LARGEST, RULE, SMALLEST
+
+NO_TEST_SET = "no test set was given: 20 % of the labelled images of each class are held out, seeded"
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,9 @@ class Item:
     label: str = ""  # empty: unlabelled
     part: str = "train"  # or "test"
     group: str = ""  # images that belong together; empty: alone
+    site: str = ""  # the party that holds it
+    array: np.ndarray | None = field(default=None, compare=False)  # the image itself, where it lies in no file
+    twin: bytes = b""  # equal for images with equal pixels
 
 
 @dataclass
@@ -28,6 +35,10 @@ class FolderReport:
     stray: list[Path] = field(default_factory=list)  # images that lie in no class folder
     ignored: list[str] = field(default_factory=list)  # folders that are not read, such as val
     folders: list[str] = field(default_factory=list)  # every class that was promised, also the empty ones
+    order: list[str] = field(default_factory=list)  # the classes, where the data itself lists them
+    sites: list[str] = field(default_factory=list)  # the parties, the server (if it is one) among them
+    notes: list[str] = field(default_factory=list)  # what the data's own reader has to say
+    largest: int = LARGEST  # the largest size to which images are read where nobody asks for one
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height)
     grey: int = 0
     colour: int = 0
@@ -35,6 +46,8 @@ class FolderReport:
     @property
     def classes(self) -> list[str]:
         """Classes with at least one readable image; 2 comes before 10 where all names are numbers."""
+        if self.order:
+            return self.order
         names = {item.label for item in self.items if item.label}
         return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
 
@@ -51,12 +64,33 @@ class FolderReport:
 
     @property
     def size(self) -> int:
-        """The most common shorter side (the smaller one of equals), at least 8 and at most 64."""
+        """The most common shorter side (the smaller one of equals), at least 8 and at most 64 (.npz: any)."""
         sides: Counter[int] = Counter()
         for (width, height), number in self.sizes.items():
             sides[min(width, height)] += number
         common = min(sides, key=lambda side: (-sides[side], side), default=SMALLEST)
-        return min(max(common, SMALLEST), LARGEST)
+        return min(max(common, SMALLEST), self.largest)
+
+    @property
+    def leaked(self) -> list[Item]:
+        """Training images that the test set holds, too, pixel for pixel: testing on them would be too easy."""
+        tested = {item.twin for item in self.items if item.part == "test"}
+        return [item for item in self.items if item.part == "train" and item.twin in tested]
+
+    @property
+    def usable(self) -> list[Item]:
+        """What is left when the bad files are left out."""
+        leaked = {id(item) for item in self.leaked}
+        return [item for item in self.items if id(item) not in leaked]
+
+    @property
+    def disputed(self) -> list[list[Item]]:
+        """Images that lie under two labels, pixel for pixel."""
+        found: dict[bytes, list[Item]] = {}
+        for item in self.items:
+            if item.label:
+                found.setdefault(item.twin, []).append(item)
+        return [twins for twins in found.values() if len({item.label for item in twins}) > 1]
 
     @property
     def hopeless(self) -> list[str]:
@@ -89,11 +123,13 @@ class FolderReport:
             faults.append(f"images that lie in no class folder ({len(self.stray)}): {_few(self.stray)}")
         if self.empty_classes:
             faults.append(f"empty classes ({len(self.empty_classes)}): {_few(self.empty_classes)}")
+        if leaked := self.leaked:
+            faults.append(f"training images that are in the test set, too ({len(leaked)}): {_few_items(leaked)}")
         return faults
 
     def remarks(self, size: int) -> list[str]:
         """What is done to good images, which a reader of results should know."""
-        said = []
+        said = list(self.notes)
         if self.grey and self.colour:
             said.append(f"grey ({self.grey}) and colour ({self.colour}) images are mixed: all become RGB")
         if set(self.sizes) - {(size, size)}:
@@ -102,12 +138,20 @@ class FolderReport:
             said.append(f"sizes are {common}{more}: {RULE.format(size=size)}")
         if self.ignored:
             said.append(f"not read: {', '.join(self.ignored)}")
+        if disputed := self.disputed:
+            said.append(f"the same picture under two labels ({len(disputed)})")
         untrained = [name for name in self.classes if not self.counts("train")[name]]
         if untrained:
             said.append(f"only in the test set: {_few(untrained)}")
         if not self.has_test:
-            said.append("no test set was given: 20 % of the labelled images of each class are held out, seeded")
+            said.append(NO_TEST_SET)
         return said
+
+    @property
+    def quarrels(self) -> list[str]:
+        """Which pictures lie under two labels, by name: for the screen, not for a note."""
+        pairs = [" = ".join(f"{i.label}/{i.path.name}" for i in twins[:3]) for twins in self.disputed]
+        return [f"under two labels: {'; '.join(pairs[:3])}{'; …' * (len(pairs) > 3)}"] if pairs else []
 
     @property
     def text(self) -> str:
@@ -120,12 +164,16 @@ class FolderReport:
             split = f"{train[name]:>7} train {test[name]:>7} test" if self.has_test else f"{train[name]:>7}"
             lines.append(f"  {name:<24}{split}")
         lines += [f"  ✗ {fault}" for fault in (*self.hopeless, *self.bad)]
-        lines += [f"  · {remark}" for remark in self.remarks(self.size)]
+        lines += [f"  · {remark}" for remark in (*self.remarks(self.size), *self.quarrels)]
         return "\n".join(lines)
 
     def _unreadable(self) -> str:
         few = ", ".join(f"{path.name} ({why})" for path, why in self.unreadable[:3])
         return few + (", …" if len(self.unreadable) > 3 else "")
+
+
+def _few_items(items: list[Item]) -> str:
+    return _few([f"{item.path.parent.name}/{item.path.name}" for item in items])
 
 
 def _few(things: list[Path] | list[str]) -> str:

@@ -1,5 +1,6 @@
 """One image file to one array, by one rule: shorter side to S pixels, then the centre square."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,16 @@ def open_image(path: Path) -> Image.Image:
     return upright
 
 
+def why_unreadable(error: Exception, path: Path) -> str:
+    """What an error of Pillow says, in a few words and without the path.
+
+    >>> why_unreadable(OSError("cannot identify image file '/x/a.png'"), Path("/x/a.png"))
+    'cannot identify image file'
+    """
+    text = "no such file" if isinstance(error, FileNotFoundError) else str(error).split(str(path))[0]
+    return text.strip(" '\"") or type(error).__name__
+
+
 def is_grey(image: Image.Image) -> bool:
     """Grey by what the file says; a palette is colour.
 
@@ -32,6 +43,18 @@ def is_grey(image: Image.Image) -> bool:
     (True, False)
     """
     return image.mode in ("1", "L", "LA", "La")
+
+
+def fingerprint(image: Image.Image) -> bytes:
+    """Equal for equal pixels, however the file is packed or named.
+
+    >>> fingerprint(Image.new("RGB", (2, 2))) == fingerprint(Image.new("RGBA", (2, 2)))
+    True
+    >>> fingerprint(Image.new("L", (2, 2), 1)) == fingerprint(Image.new("L", (2, 2), 2))
+    False
+    """
+    plain = image.convert("L" if is_grey(image) else "RGB")
+    return hashlib.blake2b(f"{plain.mode} {plain.size};".encode() + plain.tobytes(), digest_size=16).digest()
 
 
 def square(image: Image.Image, size: int) -> Image.Image:
@@ -57,15 +80,3 @@ def pixels(image: Image.Image, size: int, grey: bool) -> np.ndarray:
     """
     array = np.asarray(square(image.convert("L" if grey else "RGB"), size))
     return array[None] if grey else array.transpose(2, 0, 1)
-
-
-def centre_square(images: np.ndarray) -> np.ndarray:
-    """The centre square of images [N, C, H, W].
-
-    >>> centre_square(np.arange(6).reshape(1, 1, 2, 3))[0, 0].tolist()
-    [[0, 1], [3, 4]]
-    """
-    height, width = images.shape[2:]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return np.ascontiguousarray(images[:, :, top : top + side, left : left + side])

@@ -1,4 +1,5 @@
-"""The user's own data: a folder of images, a table of paths and labels (.csv, .parquet), or an .npz."""
+"""The user's own data: a folder of images, a table of paths and labels (.csv, .parquet), or an .npz; one of them, or
+one for each site."""
 
 import csv
 import os
@@ -8,34 +9,88 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from tacit.data.archives import naming
-from tacit.data.arrays import Arrays, check_arrays, hold_out, number_groups, to_dataset
+from tacit.data.arrays import Arrays, check_arrays, hold_out, joined_groups, number_groups, to_dataset
 from tacit.data.dataset import Dataset
 from tacit.data.download import Progress, silent
 from tacit.data.folder_report import FolderReport, Item
-from tacit.data.images import ENDINGS, centre_square, is_grey, open_image, pixels
+from tacit.data.images import ENDINGS, fingerprint, is_grey, open_image, pixels, why_unreadable
 from tacit.data.readers import read_npz
 from tacit.errors import TacitError
 from tacit.seeds import numpy_generator
 
 HELD_OUT = 0.2
 UNLABELED = "unlabeled"
+SERVER = "server"  # a site of this name is the server
 
 
 def load_own(path: Path, *, skip_unreadable: bool = False, image_size: int = 0, progress: Progress = silent) -> Dataset:
     """The data set at a path; an error with a full report where something is wrong with it."""
+    return _load_report(inspect(path, progress), path.resolve().stem, skip_unreadable, image_size, progress)
+
+
+def load_sites(
+    paths: list[Path], name: str, *, skip_unreadable: bool = False, image_size: int = 0, progress: Progress = silent
+) -> Dataset:
+    """The data of several sites as one data set that remembers whose is what. A site called `server` is the server."""
+    return _load_report(inspect_sites(paths, progress), name, skip_unreadable, image_size, progress)
+
+
+def inspect(path: Path, progress: Progress = silent) -> FolderReport:
+    """Look at every image of a folder, a table or an .npz."""
     if path.is_dir():
-        report = inspect_folder(path, progress)
-    elif path.suffix.lower() == ".npz":
-        return _own_npz(path)
-    elif path.suffix.lower() in (".csv", ".parquet"):
-        report = inspect_table(path, progress)
-    else:
-        raise TacitError(
-            f"{path} is no data set. Expected a folder with one folder of images for each class, an .npz, "
-            "or a .csv or .parquet with the columns path and label."
-        )
+        return inspect_folder(path, progress)
+    if path.suffix.lower() == ".npz" and path.is_file():
+        return inspect_npz(path, progress)
+    if path.suffix.lower() in (".csv", ".parquet") and path.is_file():
+        return inspect_table(path, progress)
+    missing = "is no data set" if path.exists() else "does not exist"
+    raise TacitError(
+        f"{path} {missing}. Expected a folder with one folder of images for each class, an .npz, "
+        "or a .csv or .parquet with the columns path and label."
+    )
+
+
+def inspect_sites(paths: list[Path], progress: Progress = silent) -> FolderReport:
+    """Look at several sites, one path each, as at one whole."""
+    whole = FolderReport(Path(os.path.commonpath([path.resolve().parent for path in paths])))
+    for path, site in zip(paths, site_names(paths), strict=True):
+        report = inspect(path, progress)
+        for name in report.sites:  # a table may name several sites itself
+            own = name if len(report.sites) > 1 else site
+            whole.items += [replace(item, site=own) for item in report.items if item.site == name]
+            if own not in whole.sites:
+                whole.sites.append(own)
+        whole.folders += [name for name in report.folders if name not in whole.folders]
+        for one, more in ((whole.unreadable, report.unreadable), (whole.stray, report.stray)):
+            one += more  # type: ignore[operator]
+        whole.not_images += report.not_images
+        whole.ignored += [f"{site}/{name}" for name in report.ignored]
+        whole.sizes += report.sizes
+        whole.grey += report.grey
+        whole.colour += report.colour
+    return whole
+
+
+def site_names(paths: list[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart.
+
+    >>> site_names([Path("/x/north"), Path("/x/south.csv")]), site_names([Path("/north/data"), Path("/south/data")])
+    (['north', 'south'], ['north/data', 'south/data'])
+    """
+    whole = [path.resolve().with_suffix("") if path.suffix else path.resolve() for path in paths]
+    if len(set(whole)) < len(whole):
+        raise TacitError(f"A site is given twice among {', '.join(str(path) for path in paths)}: give each once.")
+    for length in range(1, max(len(path.parts) for path in whole)):
+        names = ["/".join(path.parts[-length:]) for path in whole]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _load_report(report: FolderReport, name: str, skip_unreadable: bool, size: int, progress: Progress) -> Dataset:
     if report.hopeless:
         raise TacitError(f"{report.text}\nThis cannot be used as it is: mend what is marked ✗ first.")
     if report.bad and not skip_unreadable:
@@ -43,7 +98,7 @@ def load_own(path: Path, *, skip_unreadable: bool = False, image_size: int = 0, 
             f"{report.text}\nMend what is marked ✗, or go on without it: skip_unreadable = true under [data] "
             "(`--set data.skip_unreadable=true`)."
         )
-    return _load_items(report, image_size or report.size, progress)
+    return _load_items(report, name, size or report.size, progress)
 
 
 def inspect_folder(path: Path, progress: Progress = silent) -> FolderReport:
@@ -52,23 +107,49 @@ def inspect_folder(path: Path, progress: Progress = silent) -> FolderReport:
     report = FolderReport(path)
     items: list[Item] = []
     train, test, unlabeled = path / "train", path / "test", path / UNLABELED
-    if _folders(train):
-        with_test = bool(_folders(test))
+    if folders_in(train):
+        with_test = bool(folders_in(test))
         parts = {"train": train} | ({"test": test} if with_test else {})
         read = {train, unlabeled} | ({test} if with_test else set())
-        report.ignored = [folder.name for folder in _folders(path) if folder not in read]
+        report.ignored = [folder.name for folder in folders_in(path) if folder not in read]
         if unlabeled.is_dir():
             items += [Item(file) for file in _images_in(unlabeled, report)]
-        report.stray += _loose_images(path)
+        report.stray += loose_images(path)
     else:
         parts = {"train": path}
     for part, top in parts.items():
-        report.stray += _loose_images(top)
-        for folder in _folders(top):
+        report.stray += loose_images(top)
+        for folder in folders_in(top):
             label = "" if folder.name == UNLABELED else folder.name
             if label and label not in report.folders:
                 report.folders.append(label)
             items += [Item(file, label, part) for file in _images_in(folder, report)]
+    report.sites = [path.resolve().name]
+    _look_at([replace(item, site=report.sites[0]) for item in items], report, progress)
+    return report
+
+
+def inspect_npz(path: Path, progress: Progress = silent) -> FolderReport:
+    """Look at every image of an .npz: the same report as for files."""
+    arrays = read_npz(path)
+    most = int(max(arrays.train_labels.max(initial=-1), arrays.test_labels.max(initial=-1)))
+    classes = arrays.classes or tuple(str(label) for label in range(most + 1))
+    if most >= len(classes):
+        raise TacitError(f"{path}: the label {most} is none of the {len(classes)} classes ({', '.join(classes)}).")
+    notes = [arrays.note] if arrays.note else []
+    report = FolderReport(path, order=list(classes), sites=[path.stem], notes=notes)
+    parts = (
+        ("train", arrays.train_images, arrays.train_labels, arrays.train_groups),
+        ("test", arrays.test_images, arrays.test_labels, arrays.test_groups),
+    )
+    items = []
+    for part, images, labels, groups in parts:
+        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+            name = "" if label < 0 else classes[label]
+            group = "" if groups is None else str(groups[number])
+            grey_or_rgb = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+            items.append(Item(Path(f"{path}[{part} {number}]"), name, part, group, path.stem, grey_or_rgb))
+    report.largest = max(arrays.train_images.shape[1:])  # what is an array already keeps its size
     _look_at(items, report, progress)
     return report
 
@@ -77,22 +158,26 @@ def inspect_table(path: Path, progress: Progress = silent) -> FolderReport:
     """Look at every file that a table names; paths are relative to the table's own folder."""
     report = FolderReport(path)
     items = []
-    for number, row in enumerate(_rows(path), start=1):
+    for number, row in enumerate(table_rows(path), start=1):
         part = row.get("split", "") or "train"
         if part not in ("train", "test"):
             raise TacitError(f"{path}, row {number}: split is '{part}'. Expected train, test, or nothing (train).")
         if not row["path"]:
             raise TacitError(f"{path}, row {number}: the path is empty.")
-        items.append(Item(path.parent / row["path"], row["label"], part, row.get("group", "")))
+        site = row.get("site", "") or path.stem
+        if site not in report.sites:
+            report.sites.append(site)
+        items.append(Item(path.parent / row["path"], row["label"], part, row.get("group", ""), site))
+    report.sites.sort()
     _look_at(items, report, progress)
     return report
 
 
-def _folders(path: Path) -> list[Path]:
+def folders_in(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")) if path.is_dir() else []
 
 
-def _loose_images(path: Path) -> list[Path]:
+def loose_images(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if p.suffix.lower() in ENDINGS and p.is_file() and not _hidden(p.name))
 
 
@@ -115,19 +200,32 @@ def _images_in(folder: Path, report: FolderReport) -> Iterator[Path]:
 def _look_at(items: list[Item], report: FolderReport, progress: Progress) -> None:
     for number, item in enumerate(items, start=1):
         try:
-            image = open_image(item.path)
+            image = picture(item)
         except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
-            why = "no such file" if isinstance(error, FileNotFoundError) else str(error).split(str(item.path))[0]
-            report.unreadable.append((item.path, why.strip(" '\"") or type(error).__name__))
+            report.unreadable.append((item.path, why_unreadable(error, item.path)))
             continue
-        report.items.append(item)
+        report.items.append(replace(item, twin=fingerprint(image)))
         report.sizes[image.size] += 1
         report.grey += is_grey(image)
         report.colour += not is_grey(image)
         progress("looking at the images", number, len(items))
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def picture(item: Item) -> Image.Image:
+    """The decoded image of an item, wherever it lies."""
+    return open_image(item.path) if item.array is None else Image.fromarray(item.array)
+
+
+def counts_only(fault: str) -> str:
+    """A fault without the names of files.
+
+    >>> counts_only("not images, by their names (1): notes.txt")
+    'not images, by their names (1)'
+    """
+    return f"{fault.partition('): ')[0].rstrip(')')})"
+
+
+def table_rows(path: Path, needed: tuple[str, ...] = ("path", "label")) -> list[dict[str, str]]:
     """The rows of a table as text; nothing and null are the empty text."""
     rows: list[dict[str, Any]]
     with naming(path):
@@ -142,11 +240,11 @@ def _rows(path: Path) -> list[dict[str, str]]:
                 raise TacitError("Parquet files need pyarrow: pip install 'tacit[tables]'") from None
             table = parquet.read_table(path)
             rows, columns = table.to_pylist(), list(table.column_names)
-    missing = [column for column in ("path", "label") if column not in columns]
+    missing = [column for column in needed if column not in columns]
     if missing:
         raise TacitError(
             f"{path} has the columns {', '.join(columns) or '(none)'}; {' and '.join(missing)} missing. "
-            "Expected path, label, and optionally split (train or test) and group."
+            f"Expected {', '.join(needed)} (and, to learn from, optionally split (train or test), group and site)."
         )
     return [{column: _text(row.get(column)) for column in columns} for row in rows]
 
@@ -163,12 +261,12 @@ def _text(value: Any) -> str:
     return str(value).strip()
 
 
-def _load_items(report: FolderReport, size: int, progress: Progress) -> Dataset:
+def _load_items(report: FolderReport, name: str, size: int, progress: Progress) -> Dataset:
     """Read the images that the report found good."""
-    items, classes, grey = report.items, report.classes, report.colour == 0
+    items, classes, grey = report.usable, report.classes, report.colour == 0
     images = np.empty((len(items), 1 if grey else 3, size, size), np.uint8)
     for number, item in enumerate(items):
-        images[number] = pixels(open_image(item.path), size, grey)
+        images[number] = pixels(picture(item), size, grey)
         progress("reading the images", number + 1, len(items))
     labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
     groups = None
@@ -176,42 +274,28 @@ def _load_items(report: FolderReport, size: int, progress: Progress) -> Dataset:
         groups = np.array([item.group or f"\0{number}" for number, item in enumerate(items)])
     test = np.array([item.part == "test" for item in items])
     if not report.has_test:
-        test = _held_out(labels, groups)
+        test = _held_out(labels, joined_groups(groups, np.array([item.twin.hex() for item in items])))
+        if not test.any():
+            raise TacitError(
+                f"{report.path}: no labelled image can be held out to test with, because each has copies that are "
+                "needed in training (equal pixels, or one group). Give more pictures, or a test set."
+            )
     train_groups, test_groups = (None, None) if groups is None else number_groups(groups[~test], groups[test])
     arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes), train_groups, test_groups)
-    left_out = [f"left out: {fault}" for fault in report.bad]
+    left_out = [f"left out: {counts_only(fault)}" for fault in report.bad]  # a note travels, file names stay at home
     arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size)]))
     check_arrays(arrays, str(report.path))
-    return to_dataset(arrays, report.path.resolve().stem, mirror=True)
+    sites = tuple(site for site in report.sites if site != SERVER)
+    numbers = {site: number for number, site in enumerate(sites)} | {SERVER: -1}
+    train = [item for item, tested in zip(items, test, strict=True) if not tested]
+    return replace(
+        to_dataset(arrays, name, mirror=True),
+        sites=sites,
+        train_sites=np.array([numbers[item.site] for item in train], np.int64),
+        train_files=tuple(str(item.path) for item in train),
+    )
 
 
 def _held_out(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
     """The same images whatever the experiment's seed, so that all runs are measured on the same test set."""
     return hold_out(labels, groups, HELD_OUT, numpy_generator("own data", "test set"))
-
-
-def _own_npz(path: Path) -> Dataset:
-    arrays = read_npz(path)
-    if not arrays.classes:  # the classes that occur, by their numbers
-        number = int(max(arrays.train_labels.max(initial=-1), arrays.test_labels.max(initial=-1))) + 1
-        arrays = replace(arrays, classes=tuple(str(label) for label in range(number)))
-    notes = [arrays.note] if arrays.note else []
-    if not len(arrays.test_images):
-        test = _held_out(arrays.train_labels, arrays.train_groups)
-        images, labels, groups = arrays.train_images, arrays.train_labels, arrays.train_groups
-        arrays = replace(
-            arrays,
-            train_images=images[~test],
-            train_labels=labels[~test],
-            test_images=images[test],
-            test_labels=labels[test],
-            train_groups=None if groups is None else groups[~test],
-            test_groups=None if groups is None else groups[test],
-        )
-        notes.append("no test set was given: 20 % of the labelled images of each class are held out, seeded")
-    check_arrays(arrays, str(path))
-    if arrays.train_images.shape[2] != arrays.train_images.shape[3]:
-        train, test = centre_square(arrays.train_images), centre_square(arrays.test_images)
-        arrays = replace(arrays, train_images=train, test_images=test)
-        notes.append("only the centre square of each image is used")
-    return to_dataset(replace(arrays, note="; ".join(notes)), path.stem, mirror=True)

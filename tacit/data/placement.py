@@ -38,7 +38,7 @@ def place(labels: np.ndarray, groups: np.ndarray | None, settings: Data, generat
     (2, [(0, 2), (0, 2)])
     """
     classes = len(np.unique(labels[labels >= 0]))
-    check(settings, len(labels), classes)
+    check(settings, len(labels), classes, int((labels >= 0).sum()))
     chosen = stratified(labels, settings.subset, generator) if settings.subset else np.arange(len(labels))
     used_labels, used_groups = labels[chosen], None if groups is None else groups[chosen]
     rarest = _least_labels(used_labels, np.arange(len(chosen)))
@@ -64,6 +64,61 @@ def place(labels: np.ndarray, groups: np.ndarray | None, settings: Data, generat
     )
 
 
+def place_sites(labels: np.ndarray, sites: np.ndarray | None, names: tuple[str, ...], settings: Data) -> Placed:
+    """Nothing is dealt: every site holds its own images, with the labels that they have there. -1 is the server.
+
+    >>> settings = Data(partition="sites", clients=2, placement="clients")
+    >>> placed = place_sites(np.array([0, 1, -1, 0]), np.array([0, 0, 1, 1]), ("a", "b"), settings)
+    >>> [(labeled.tolist(), unlabeled.tolist()) for labeled, unlabeled in placed.clients]
+    [([0, 1], []), ([3], [2])]
+    """
+    if sites is None:
+        raise TacitError(
+            f"partition = sites needs data of your own, which lies at sites; '{settings.name}' has none. "
+            "Write another partition, such as dirichlet."
+        )
+    if settings.clients != len(names):
+        raise TacitError(
+            f"clients = {settings.clients}, but there are {len(names)} sites ({', '.join(names)}). "
+            f"Write clients = {len(names)}."
+        )
+    if settings.subset or settings.cover:
+        raise TacitError("partition = sites takes the data as it lies: write subset = 0 and cover = 0.")
+    known = labels >= 0
+    clients: Parts = [
+        (np.flatnonzero((sites == number) & known), np.flatnonzero((sites == number) & ~known))
+        for number in range(len(names))
+    ]
+    server = np.flatnonzero((sites < 0) & known)
+    fitting = fitting_placements(len(server), [(len(own), len(rest)) for own, rest in clients])
+    if settings.placement not in fitting:
+        raise TacitError(
+            f'placement = "{settings.placement}" is not how the labels lie: {len(server)} at the server, '
+            + ", ".join(f"{len(own)} at {name}" for name, (own, _) in zip(names, clients, strict=True))
+            + f'. Write placement = "{fitting[0]}".'
+        )
+    if settings.reveal == "all":
+        clients = [reveal(labels, own, rest) for own, rest in clients]
+    return Placed(server, clients, {})
+
+
+def fitting_placements(at_server: int, at_clients: list[tuple[int, int]]) -> list[str]:
+    """The placements that describe where labels lie (labelled, unlabelled of each client), the best word first.
+
+    >>> fitting_placements(50, [(0, 100), (0, 90)]), fitting_placements(0, [(10, 100), (0, 90)])
+    (['server'], ['clients', 'some-clients'])
+    >>> fitting_placements(0, [(100, 0), (0, 90)])
+    ['some-clients', 'clients']
+    """
+    labeled = [labels > 0 for labels, _ in at_clients]
+    if not any(labeled):
+        return ["server"]
+    if all(labeled) or at_server:
+        return ["clients"]
+    whole = all(rest == 0 for labels, rest in at_clients if labels)
+    return ["some-clients", "clients"] if whole else ["clients", "some-clients"]
+
+
 def reveal(labels: np.ndarray, labeled: np.ndarray, unlabeled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Every image with a known label becomes labelled for its holder; the unlabelled set stays as it is.
 
@@ -74,7 +129,7 @@ def reveal(labels: np.ndarray, labeled: np.ndarray, unlabeled: np.ndarray) -> tu
     return np.union1d(labeled, unlabeled[labels[unlabeled] >= 0]), unlabeled
 
 
-def check(settings: Data, train_images: int, classes: int) -> None:
+def check(settings: Data, train_images: int, classes: int, labeled: int = 0) -> None:
     """Refuse what no draw can satisfy, before any work; says what to write instead.
 
     >>> check(Data(placement="server", labels=5), 1000, 10)
@@ -99,11 +154,12 @@ def check(settings: Data, train_images: int, classes: int) -> None:
         _check_some_clients(settings, images, classes)
     else:
         _check_pool(settings, images, classes)
-    for_clients = images - settings.labels if settings.placement == "server" else images
+    at_server = (settings.labels or labeled) if settings.placement == "server" else 0
+    for_clients = images - at_server
     if settings.clients * settings.min_size > for_clients:
         possible = for_clients // settings.clients
         mend = f"min_size = {possible} or less, or " if possible else ""
-        pool = f" beside the server's {settings.labels}" if settings.placement == "server" else ""
+        pool = f" beside the server's {at_server}" if at_server else ""
         raise TacitError(
             f"{settings.clients} clients with min_size = {settings.min_size} need "
             f"{settings.clients * settings.min_size} images, but there are only {for_clients}{pool}. "
@@ -119,6 +175,8 @@ def check(settings: Data, train_images: int, classes: int) -> None:
 
 
 def _check_pool(settings: Data, images: int, classes: int) -> None:
+    if settings.labels == 0:  # all that are known
+        return
     if settings.labels < classes:
         raise TacitError(
             f"labels = {settings.labels}, but a labelled pool needs an image of each of the {classes} classes. "
@@ -156,7 +214,7 @@ def _check_some_clients(settings: Data, images: int, classes: int) -> None:
 
 
 def _at_server(labels: np.ndarray, groups: np.ndarray | None, settings: Data, generator: np.random.Generator) -> Placed:
-    pool = balanced_pool(labels, groups, settings.labels, generator)
+    pool = _pool(labels, groups, settings.labels, generator)
     rest = np.setdiff1d(np.arange(len(labels)), pool)
     parts = _partition(labels, groups, rest, settings, settings.min_size, generator)
     return Placed(pool, [(_nothing(), part) for part in parts], {})
@@ -166,7 +224,7 @@ def _at_clients(
     labels: np.ndarray, groups: np.ndarray | None, settings: Data, generator: np.random.Generator
 ) -> Placed:
     """Every client gets a label where there are enough and a draw is found, else some clients get none."""
-    pool = balanced_pool(labels, groups, settings.labels, generator)
+    pool = _pool(labels, groups, settings.labels, generator)
     rest = np.setdiff1d(np.arange(len(labels)), pool)
     least = 1 if len(pool) >= settings.clients else 0
     try:
@@ -220,6 +278,11 @@ def _partition(
         draw = by_alpha[settings.partition]
         parts = draw(some_labels, clients, settings.alpha, min_size, generator, some_groups)
     return [positions[part] for part in parts]
+
+
+def _pool(labels: np.ndarray, groups: np.ndarray | None, count: int, generator: np.random.Generator) -> np.ndarray:
+    """Every labelled image where no number is asked for (0), else a balanced pool of so many."""
+    return balanced_pool(labels, groups, count, generator) if count else np.flatnonzero(labels >= 0)
 
 
 def balanced_pool(

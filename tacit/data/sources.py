@@ -38,7 +38,7 @@ def load(
     `fetch` allows packages and downloads; `skip_unreadable` lets own images go on without the bad files;
     `image_size` is the size to which own images are read (0: by the rule of docs/data.md); named sets keep theirs.
     """
-    if _is_own(name):
+    if is_own(name):
         path = Path(name).expanduser()
         return load_own(path, skip_unreadable=skip_unreadable, image_size=image_size, progress=progress or silent)
     return _load_named(find_source(name), root or cache.data_root(), fetch, progress or silent)
@@ -53,7 +53,7 @@ def check(name: str, *, root: Path | None = None, skip_unreadable: bool = False)
     """Read a data set again, every byte of it, and compare it with what was written and what is known of it."""
     root = root or cache.data_root()
     dataset = load(name, root=root, fetch=False, skip_unreadable=skip_unreadable)
-    if not _is_own(name):
+    if not is_own(name):
         folder = cache.prepared_folder(root, name)
         cache.read(folder, fully=True)
         _matching(find_source(name), arrays_of(dataset), str(folder))
@@ -79,7 +79,7 @@ def where_it_looks(name: str, *, root: Path | None = None) -> list[str]:
     return [*lines, f"the public download: {', '.join(official.addresses[0] for official in source.files)}"]
 
 
-def _is_own(name: str) -> bool:
+def is_own(name: str) -> bool:
     """A known name is that set, even if a file of that name lies here (`./name` is then the file)."""
     return name not in SOURCES and Path(name).expanduser().exists()
 

@@ -85,7 +85,11 @@ def make_split(dataset: Dataset, settings: Data, seed: int) -> Split:
     if settings.split:
         return _saved_split(dataset, settings)
     labels = np.asarray(dataset.train_labels)
-    placed = placement.place(labels, dataset.train_groups, settings, numpy_generator(seed, "split", "train"))
+    generator = numpy_generator(seed, "split", "train")
+    if settings.partition == "sites":
+        placed = placement.place_sites(labels, dataset.train_sites, dataset.sites, settings)
+    else:
+        placed = placement.place(labels, dataset.train_groups, settings, generator)
     test = np.arange(len(dataset.test_labels))
     if settings.test_subset:
         test_generator = numpy_generator(seed, "split", "test")
@@ -94,6 +98,7 @@ def make_split(dataset: Dataset, settings: Data, seed: int) -> Split:
         **settings.model_dump(mode="json", exclude={"split"}),
         "train_images": len(labels),
         "test_images": len(dataset.test_labels),
+        "site_names": list(dataset.sites) if settings.partition == "sites" else [],
         **placed.record,
     }
     clients = tuple(Part(_fixed(labeled), _fixed(unlabeled)) for labeled, unlabeled in placed.clients)
@@ -192,14 +197,20 @@ def class_table(split: Split, labels: np.ndarray, classes: int) -> tuple[np.ndar
 def title(split: Split) -> str:
     """One line that says how the split was made."""
     recipe = split.recipe
-    skew = {"shards": f" {recipe['shards']}", "iid": ""}.get(recipe["partition"], f" {recipe['alpha']:g}")
+    skew = {"shards": f" {recipe['shards']}", "iid": "", "sites": ""}.get(recipe["partition"], f" {recipe['alpha']:g}")
     holders = {
         "server": f"{len(split.server)} labels at the server",
         "clients": f"{sum(len(part.labeled) for part in split.clients)} labels at the clients",
-        "some-clients": f"{recipe['labeled_clients']} labelled",
+        "some-clients": f"{sum(len(part.labeled) > 0 for part in split.clients)} labelled",
     }
     labels = "all labels revealed" if recipe["reveal"] == "all" else holders[recipe["placement"]]
-    return f"{recipe['name']}: {recipe['partition']}{skew}, {len(split.clients)} clients, {labels}, seed {split.seed}"
+    name = Path(recipe["name"]).name if Path(recipe["name"]).is_absolute() else recipe["name"]
+    return f"{name}: {recipe['partition']}{skew}, {len(split.clients)} clients, {labels}, seed {split.seed}"
+
+
+def party_names(split: Split) -> list[str]:
+    """The clients: sites by their own names, others by number."""
+    return split.recipe.get("site_names") or [f"client {number}" for number in range(len(split.clients))]
 
 
 class Ceiling(NamedTuple):
@@ -253,7 +264,7 @@ def warnings(split: Split, dataset: Dataset) -> list[str]:
             found.append(f"{without} of {len(sizes)} clients hold no labelled image.")
     if split.recipe["placement"] != "some-clients" and split.recipe["reveal"] == "none":
         short = split.recipe["labels"] - int(labels_by_class.sum())
-        if short:
+        if short > 0 and split.recipe["partition"] != "sites":
             found.append(
                 f"The labelled pool is {short} images short of {split.recipe['labels']}: no whole group fitted "
                 "into what was still wanted."

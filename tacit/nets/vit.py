@@ -76,6 +76,6 @@ class VisionTransformer(Net):
     def features(self, x: Tensor) -> Tensor:
         x = F.pad(x, (0, self.padding, 0, self.padding))
         x = self.patch_embed(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.pos_embed
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1) + self.pos_embed
         result: Tensor = self.norm(self.blocks(x))[:, 0]
         return result

@@ -1,0 +1,298 @@
+"""What a model card says: task, result, data by party, method, pseudo-labels, what left the clients, limits."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tacit.card.document import Bullets, Code, Document, Figure, Heading, Table, Text
+from tacit.card.plot import calibration_plot
+from tacit.data.split import class_table, party_names
+from tacit.experiment import Experiment
+from tacit.metrics import wilson_interval
+from tacit.units import size_text
+
+if TYPE_CHECKING:
+    from tacit.engine import Plan
+    from tacit.use.model import Description
+
+MOST_PARTIES = 30  # more are summed up
+FEW_TEST_IMAGES, FEW_LABELS = 200, 10  # below this a card warns
+HOLDERS = {
+    "server": "labels at the server, clients hold images without labels",
+    "clients": "labels and images at the clients",
+    "some-clients": "labels at some clients only",
+}
+
+
+def card(
+    plan: "Plan",
+    summary: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    figures: Mapping[str, Any],
+    description: "Description",
+) -> Document:
+    """The card of a finished run. `figures` is what `tacit.use.handover.measure` found on the test images."""
+    page = Document(f"Model card: {plan.experiment.title or f'{description.method} on {description.data}'}")
+    _task(page, plan, summary, description)
+    _result(page, plan, summary, figures, description)
+    _calibration(page, figures, description)
+    _parties(page, plan, records)
+    _method(page, plan)
+    _pseudo_labels(page, plan, records)
+    _travel(page, plan, records)
+    _limits(page, plan, figures, description)
+    _again(page, plan, summary)
+    return page
+
+
+def per_cent(share: float | None, digits: int = 1) -> str:
+    """
+    >>> per_cent(0.123), per_cent(None)
+    ('12.3 %', '–')
+    """
+    return "–" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def _task(page: Document, plan: "Plan", summary: Mapping[str, Any], description: "Description") -> None:
+    shown = ", ".join(description.classes[:20]) + (", …" if len(description.classes) > 20 else "")
+    page.add(
+        Heading("Task"),
+        Text(f"Tells {len(description.classes)} classes of images apart: {shown}."),
+        Text(
+            f"Input: {description.rule}. Output: a probability for each class. Net: {description.net['name']}, "
+            f"{summary['parameters']:,} parameters."
+        ),
+    )
+
+
+def _result(
+    page: Document,
+    plan: "Plan",
+    summary: Mapping[str, Any],
+    figures: Mapping[str, Any],
+    description: "Description",
+) -> None:
+    low, high = figures["interval"]
+    confusion = np.array(figures["confusion"])
+    images = confusion.sum(axis=1)
+    largest = images.max() / max(images.sum(), 1)
+    page.add(
+        Heading("How good it is"),
+        Text(
+            f"**Accuracy {per_cent(figures['accuracy'])}** (95 % confidence interval {per_cent(low)} to "
+            f"{per_cent(high)}) on {figures['images']:,} test images, by the model after the last round. Always naming "
+            f"the most frequent class would give {per_cent(float(largest))}."
+        ),
+    )
+    named = {"balanced accuracy": "balanced_accuracy", "AUC": "auc", "macro F1": "macro_f1"}
+    further = [f"{name} {per_cent(summary[key])}" for name, key in named.items() if summary.get(key) is not None]
+    reported = f"By the reporting rule `{summary['reporting']}`: accuracy {per_cent(summary['accuracy'])}"
+    page.add(Text("; ".join([reported, *further]) + "."))
+    if "held out" in plan.dataset.note:
+        page.add(
+            Text(
+                "**What the figures rest on:** no test set was given, so a part of the labelled images was held out "
+                "and never trained on. They come from the same places as the training images; images from elsewhere "
+                "may be harder."
+            )
+        )
+    labeled, _ = class_table(plan.split, np.asarray(plan.dataset.train_labels), len(description.classes))
+    rows = []
+    for number, name in enumerate(description.classes):
+        hits, own, said = int(confusion[number, number]), int(images[number]), int(confusion[:, number].sum())
+        bounds = " to ".join(f"{100 * bound:.0f}" for bound in wilson_interval(hits, own))
+        rows.append(
+            (
+                name,
+                f"{labeled[:, number].sum():,}",
+                f"{own:,}",
+                per_cent(hits / own) if own else "–",
+                f"{bounds} %" if own else "–",
+                per_cent(hits / said) if said else "–",
+            )
+        )
+    head = ("class", "labels trained on", "test images", "recognised", "95 % interval", "right when named")
+    page.add(Heading("By class", 3), Table(head, rows))
+    page.add(*_confused(confusion, description.classes))
+
+
+def _confused(confusion: np.ndarray, classes: Sequence[str]) -> list[Text]:
+    wrong = confusion * (1 - np.eye(len(confusion), dtype=confusion.dtype))
+    worst = [divmod(int(place), len(wrong)) for place in np.argsort(-wrong, axis=None, kind="stable")[:3]]
+    said = [f"{classes[a]} taken for {classes[b]} ({wrong[a, b]})" for a, b in worst if wrong[a, b]]
+    return [Text(f"Most frequent mistakes: {', '.join(said)}.")] if said else []
+
+
+def _calibration(page: Document, figures: Mapping[str, Any], description: "Description") -> None:
+    page.add(Heading("How sure it is"))
+    if figures["ece"] is None:
+        page.add(Text("There are no test images, so nothing is known."))
+        return
+    text = (
+        f"On average the net's confidence is {100 * figures['ece']:.1f} points from how often it is right (expected "
+        "calibration error, 15 bins)."
+    )
+    if description.calibrated_on:
+        text += (
+            f" Probabilities are therefore divided by the temperature {description.temperature:.2f}, fitted on the "
+            f"{description.calibrated_on:,} held-out labels."
+        )
+        if figures["ece_calibrated"] is not None:
+            text += f" With it the error is {100 * figures['ece_calibrated']:.1f} points (each half by the other's)."
+    else:
+        text += " There are too few held-out labels to mend that: take confidences as a ranking only."
+    page.add(
+        Text(text),
+        Figure("calibration.svg", calibration_plot(figures["reliability"]), "Share of right predictions by confidence"),
+        Table(
+            ("confidence of the net", "images", "right"),
+            [(per_cent(sure, 0), f"{count:,}", per_cent(right, 0)) for count, sure, right in figures["reliability"]],
+        ),
+    )
+
+
+def _parties(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]]) -> None:
+    split = plan.split
+    page.add(Heading("Data by party (counts only)"))
+    answers = [sum(number in record["answered"] for record in records) for number in range(len(split.clients))]
+    rows = [("server", f"{len(split.server):,}", "0", "–")] if len(split.server) else []
+    rows += [
+        (name, f"{len(part.labeled):,}", f"{len(part.unlabeled):,}", f"{count:,} of {len(records):,}")
+        for name, part, count in zip(party_names(split), split.clients, answers, strict=True)
+    ]
+    if len(rows) > MOST_PARTIES:
+        sizes = [len(part.unlabeled) for part in split.clients]
+        labels = [len(part.labeled) for part in split.clients]
+        page.add(
+            Text(
+                f"{len(split.server):,} labelled images at the server. {len(sizes):,} clients hold {sum(labels):,} "
+                f"labelled ({min(labels):,} to {max(labels):,} each) and {sum(sizes):,} unlabelled images "
+                f"({min(sizes):,} to {max(sizes):,} each)."
+            )
+        )
+    else:
+        page.add(Table(("party", "labelled", "unlabelled", "rounds answered"), rows))
+    if plan.dataset.note:
+        page.add(Text(f"Of the data: {plan.dataset.note}."))
+
+
+def _method(page: Document, plan: "Plan") -> None:
+    experiment = plan.experiment
+    method = plan.stages[-1].method
+    options = ", ".join(
+        f"{name} = {value}" for name, value in experiment.method.items() if name not in ("name", "preset")
+    )
+    stages = ", then ".join(f"{stage.rounds} rounds of {stage.name}" for stage in plan.stages)
+    page.add(
+        Heading("How it was trained"),
+        Text(
+            f"Placement `{experiment.data.placement}`: {HOLDERS[experiment.data.placement]}. Partition "
+            f"`{experiment.data.partition}`. {stages}; seed {experiment.seed}."
+        ),
+        Text(f"Method `{Path(experiment.method['name']).stem}` ({options or 'no options'}). {method.citation}."),
+    )
+
+
+def _pseudo_labels(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]]) -> None:
+    page.add(Heading("How pseudo-labels fared"))
+    told = [record for record in records if record.get("kept_ratio") is not None]
+    if not told:
+        page.add(Text("The method gave none, or did not tell."))
+        return
+    chosen = sorted({0, len(told) // 4, len(told) // 2, 3 * len(told) // 4, len(told) - 1})
+    rows = [
+        (f"{told[i]['stage']} {told[i]['round'] + 1}", per_cent(told[i]["kept_ratio"]), per_cent(_right(told[i])))
+        for i in chosen
+    ]
+    page.add(Table(("round", "kept", "right, of those kept"), rows))
+    if all(_right(record) is None for record in told):
+        page.add(Text("How many were right nobody can know: the images have no labels anywhere."))
+    kept = told[-1].get("kept_by_class")
+    if kept and sum(kept):
+        shares = [f"{name} {per_cent(n / sum(kept), 0)}" for name, n in zip(plan.dataset.classes, kept, strict=True)]
+        page.add(Text(f"Kept in the last round, by class: {', '.join(shares)}."))
+
+
+def _right(record: Mapping[str, Any]) -> float | None:
+    right: float | None = record.get("pseudo_accuracy")
+    return right
+
+
+def _travel(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]]) -> None:
+    page.add(Heading("What left each client"))
+    rows = []
+    for stage in plan.stages:
+        own = [record for record in records if record["stage"] == stage.name]
+        replies = sum(len(record["answered"]) + len(record["refused"]) for record in own)
+        each = sum(record["bytes_up"] for record in own) / replies if replies else 0
+        names = ", ".join(f"{name.removesuffix('?')} ({kind})" for name, kind in stage.method.client_sends.items())
+        kept = ", ".join(name.removesuffix("?") for name in stage.method.client_keeps) or "nothing"
+        rows.append(
+            (stage.name, names if replies else "nothing: no client was asked", size_text(each), f"{replies:,}", kept)
+        )
+    page.add(
+        Table(("stage", "sent up", "each time", "times, all clients", "kept on the client's own disk"), rows),
+        Text(
+            "With each reply go the number of examples and the method's own figures. Nothing else was sent: a reply "
+            "with anything that is not in this table is refused. Weights are no secret: something about the training "
+            "images can be computed from them; tacit adds no noise and no encryption of its own."
+        ),
+    )
+
+
+def _limits(page: Document, plan: "Plan", figures: Mapping[str, Any], description: "Description") -> None:
+    lines = [
+        f"It knows the {len(description.classes)} classes above and no others: every image gets one of them. "
+        "`tacit predict --abstain` leaves out what it is not sure of.",
+        f"It sees {description.size}×{description.size} pixels; what is smaller than that in an image is lost.",
+        "One run with one seed: another seed gives somewhat other figures.",
+        "All parties were simulated on one machine."
+        if plan.experiment.data.partition != "sites"
+        else "The sites were played on one machine, each with its own folder.",
+    ]
+    if figures["images"] < FEW_TEST_IMAGES:
+        lines.insert(
+            0, f"**Only {figures['images']:,} test images**: the interval above is wide. Label more to know more."
+        )
+    labeled, _ = class_table(plan.split, np.asarray(plan.dataset.train_labels), len(description.classes))
+    few = [name for name, count in zip(description.classes, labeled.sum(axis=0), strict=True) if count < FEW_LABELS]
+    if few:
+        lines.append(f"Fewer than {FEW_LABELS} labels to learn from: {', '.join(few)}.")
+    if plan.dataset.train_groups is not None:
+        lines.append("Test images of one group are alike, so the intervals are somewhat too narrow.")
+    if description.depends_on_batch:
+        lines.append("A prediction depends on the other images of its batch (BN policy `batch`).")
+    page.add(Heading("Limits"), Bullets([*lines, *plan.warnings]))
+
+
+def _again(page: Document, plan: "Plan", summary: Mapping[str, Any]) -> None:
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    page.add(
+        Heading("How to reproduce it"),
+        Text(
+            "Save this as `experiment.toml` (paths of your own data are shortened here; the run's folder has them in "
+            f"full) and run `tacit run experiment.toml`. Made with {versions}, on {summary['device']}. Data "
+            f"fingerprint `{plan.dataset.fingerprint}`."
+        ),
+        Code(shareable(plan.experiment).to_toml()),
+    )
+
+
+def shareable(experiment: Experiment) -> Experiment:
+    """The experiment without the folders of the machine it ran on.
+
+    >>> shareable(Experiment(data={"name": "/home/me/photos", "sites": ["/home/me/photos/north"]})).data.sites
+    ('north',)
+    """
+    data, method = experiment.data, experiment.method
+    short = data.model_copy(
+        update={
+            "name": Path(data.name).name if Path(data.name).is_absolute() else data.name,
+            "sites": tuple(Path(site).name for site in data.sites),
+            "split": Path(data.split).name,
+        }
+    )
+    name = Path(method["name"]).name if Path(method["name"]).is_absolute() else method["name"]
+    return experiment.model_copy(update={"data": short, "method": {**method, "name": name}})

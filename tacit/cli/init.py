@@ -1,0 +1,148 @@
+"""`tacit init`: look at somebody's images, say what is there, and write an experiment that fits."""
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tacit.errors import TacitError
+
+if TYPE_CHECKING:
+    from tacit.data.folder_report import FolderReport
+
+MOST_CLASSES = 20  # more are summed up
+
+
+def init(
+    data: Annotated[
+        list[Path], typer.Argument(help="a folder, .csv, .parquet or .npz; one, or one for each site (docs/data.md)")
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="the file to write (default: NAME.toml)")] = None,
+    clients: Annotated[int, typer.Option(min=0, help="pretend that one folder is spread over so many clients")] = 0,
+    classes: Annotated[bool, typer.Option("--classes", help="the folders inside are classes, not sites")] = False,
+    force: Annotated[bool, typer.Option("--force", help="write over the file if it is there")] = False,
+) -> None:
+    """Look at your images, say what is there and what is wrong, and write an experiment that fits them."""
+    import torch
+
+    from tacit.cli.data import fetch_bar
+    from tacit.data.own import inspect, inspect_sites
+    from tacit.experiment import resolve
+    from tacit.payload import write_atomically
+    from tacit.propose import propose
+
+    console = Console(soft_wrap=True)
+    paths = [path.expanduser() for path in data]
+    nested = len(paths) == 1 and not classes and len(sites_in(paths[0])) > 1
+    if nested:
+        paths = sites_in(paths[0])
+    name = name_of(data)
+    target = out or Path(f"{name}.toml")
+    if clients and len(paths) > 1:
+        raise TacitError(
+            f"--clients {clients} spreads one folder over pretended clients, but there are {len(paths)} sites."
+        )
+    if target.exists() and not force:
+        raise TacitError(f"{target} is there already. Nothing was changed. Choose another --out, or add --force.")
+    with fetch_bar(console) as progress:
+        report = inspect_sites(paths, progress) if len(paths) > 1 else inspect(paths[0], progress)
+    show(report, console)
+    if nested:
+        console.print(
+            "  · the folders inside are taken as sites, because they hold folders of the same names; if they are "
+            "classes, add --classes",
+            highlight=False,
+        )
+    if report.hopeless:
+        raise TacitError("This cannot be used as it is: mend what is marked ✗ first. Nothing was written.")
+    proposal = propose(report, paths, target.stem, clients, gpu=torch.cuda.is_available())
+    resolve(tomllib.loads(proposal.toml))  # what we propose must be valid
+    write_atomically(target, proposal.toml.encode())
+    if proposal.held_out:
+        console.print(
+            f"[yellow]No test images were given[/]: about {proposal.test_images:,} of the labelled ones (20 % of each "
+            "class) are held out, and all figures will rest on them.",
+            highlight=False,
+        )
+    console.print(
+        f"\n[bold]Written: {escape(str(target))}[/] (method {proposal.method}, placement {proposal.placement}, "
+        f"{proposal.rounds} rounds; the reasons are in the file). Next:\n"
+        f"  tacit run {target} --dry-run   # who holds what, and how long it takes\n"
+        f"  tacit run {target}",
+        highlight=False,
+    )
+
+
+def sites_in(folder: Path) -> list[Path]:
+    """The sites, if a folder holds one folder for each site instead of one for each class; else the folder itself.
+
+    Sites are folders that hold folders of the same names, the classes.
+    """
+    from tacit.data.own import folders_in
+
+    inside = folders_in(folder)
+    if len(inside) < 2 or {one.name for one in inside} <= {"train", "test", "unlabeled", "val", "valid"}:
+        return [folder]
+    named = [{sub.name for sub in folders_in(one)} for one in inside]
+    others = [set().union(*(names for names in named if names is not own)) for own in named]
+    alike = [len(own & rest) >= 2 for own, rest in zip(named, others, strict=True)]
+    return inside if all(alike) else [folder]
+
+
+def name_of(data: list[Path]) -> str:
+    """A short name: of the folder, or of the folder that all sites lie in.
+
+    >>> name_of([Path("/x/photos")]), name_of([Path("/x/clinics/north"), Path("/x/clinics/south")])
+    ('photos', 'clinics')
+    """
+    whole = [path.expanduser().resolve() for path in data]
+    if len(whole) == 1:
+        return whole[0].stem
+    parents = {path.parent for path in whole}
+    return parents.pop().name or "sites" if len(parents) == 1 else "sites"
+
+
+def show(report: "FolderReport", console: Console) -> None:
+    """All that was found, in one screen."""
+    from tacit.data.folder_report import NO_TEST_SET
+    from tacit.propose import parties
+
+    held = parties(report)
+    console.print(
+        f"[bold]{escape(str(report.path))}[/]: {len(report.items):,} readable images, {len(report.classes)} classes, "
+        f"{len(held)} {'site' if len(held) == 1 else 'sites'}",
+        highlight=False,
+    )
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for number, head in enumerate(("", "labelled", "unlabelled", *(["test"] if report.has_test else []))):
+        table.add_column(head, justify="right" if number else "left")
+    for party in held:
+        cells = [party.labeled, party.unlabeled, *([party.test] if report.has_test else [])]
+        table.add_row(escape(party.name), *(f"{cell:,}" for cell in cells))
+    console.print(table)
+    console.print(f"Labels by class: {escape(by_class(report))}", highlight=False)
+    for fault in (*report.hopeless, *report.bad):
+        console.print(f"  [red]✗[/] {escape(fault)}", highlight=False)
+    for remark in (*report.remarks(report.size), *report.quarrels):
+        if remark == NO_TEST_SET:  # said below, with how many
+            continue
+        console.print(f"  · {escape(remark)}", highlight=False)
+
+
+def by_class(report: "FolderReport") -> str:
+    """The classes with their labelled training images; the rarest ones where there are too many to show."""
+    counts = report.counts("train")
+    names = report.classes
+    if len(names) > MOST_CLASSES:
+        names = sorted(names, key=lambda name: counts[name])[:MOST_CLASSES]
+        return ", ".join(f"{name} {counts[name]:,}" for name in names) + f", … (the rarest of {len(report.classes)})"
+    return ", ".join(f"{name} {counts[name]:,}" for name in names)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: `tacit init photos/`, or one path a site: `tacit init north/ south/ west/`")(init)

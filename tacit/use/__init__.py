@@ -1,0 +1,1 @@
+"""A finished model in use: predict, evaluate, export, advise. Nothing here trains."""

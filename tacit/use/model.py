@@ -1,0 +1,148 @@
+"""A model with all that one needs to use it: its classes, what it does to pixels, its temperature."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tacit import nets
+from tacit.data.images import RULE
+from tacit.errors import TacitError
+from tacit.payload import Weights, write_atomically
+
+DESCRIPTION = "model.json"  # in a run's folder
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a file of weights does not say. Saved with every run, and inside every export."""
+
+    classes: tuple[str, ...]
+    channels: int  # 1: grey, 3: red, green, blue
+    size: int  # images are squares of so many pixels
+    mean: tuple[float, ...]  # per channel, of values scaled to 0..1
+    std: tuple[float, ...]
+    net: dict[str, Any]
+    temperature: float = 1.0
+    calibrated_on: int = 0  # held-out labels that the temperature was fitted on; 0: none
+    data: str = ""
+    method: str = ""
+
+    @property
+    def rule(self) -> str:
+        """How an image of any size becomes what the net sees, in words."""
+        colours = "grey" if self.channels == 1 else "RGB"
+        return f"{colours}; {RULE.format(size=self.size)}; unsigned bytes"
+
+    @property
+    def depends_on_batch(self) -> bool:
+        """Whether a prediction changes with the other images of its batch (BN policy `batch`)."""
+        return self.net["norm"] == "bn" and self.net["bn"] == "batch" and not self.net["name"].startswith("vit")
+
+    def to_json(self) -> str:
+        return json.dumps({**dataclasses.asdict(self), "preprocessing": self.rule}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Description":
+        stored = json.loads(text)
+        known = [field.name for field in dataclasses.fields(cls)]
+        given: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in stored.items() if name in known
+        }
+        return cls(**given)
+
+
+class Classifier(nn.Module):
+    """From bytes to probabilities: normalise, the net, divide by the temperature, softmax.
+
+    Everything that uses or exports a model goes through this, so that all give the same answer.
+    """
+
+    zero: Tensor
+    scale: Tensor
+
+    def __init__(self, description: Description, weights: Weights) -> None:
+        super().__init__()
+        self.net = nets.build(
+            description.net["name"],
+            classes=len(description.classes),
+            channels=description.channels,
+            size=description.size,
+            **{name: value for name, value in description.net.items() if name != "name"},
+        )
+        self.net.load_state_dict(weights)
+        self.temperature = description.temperature
+        self.register_buffer("zero", torch.tensor(description.mean).mul(255).view(-1, 1, 1))
+        self.register_buffer("scale", torch.tensor(description.std).mul(255).reciprocal().view(-1, 1, 1))
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 [N, C, S, S] to probabilities [N, K]."""
+        logits: Tensor = self.net((images.float() - self.zero) * self.scale)
+        return (logits / self.temperature).softmax(dim=1)
+
+
+class Model:
+    """A trained classifier, ready to use; `load_model` finds it."""
+
+    def __init__(self, description: Description, weights: Weights, place: Path) -> None:
+        self.description = description
+        self.weights = weights
+        self.place = place  # the run's folder, or the exported file
+        self.classifier = Classifier(description, weights)
+
+    @torch.inference_mode()
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Calibrated probabilities [N, K] of uint8 images [N, C, S, S] that are already of the model's size."""
+        expected = (self.description.channels, self.description.size, self.description.size)
+        if images.dtype != torch.uint8 or tuple(images.shape[1:]) != expected:
+            raise TacitError(
+                f"The model takes uint8 images [N, {', '.join(map(str, expected))}]; these are {images.dtype} "
+                f"{list(images.shape)}."
+            )
+        parts = [self.classifier(part) for part in images.split(BATCH)] if len(images) else []
+        return torch.cat(parts) if parts else torch.zeros(0, len(self.description.classes))
+
+
+def load_model(place: Path) -> Model:
+    """The model of a finished run, or of a .safetensors that `tacit export` wrote."""
+    if place.is_file() and place.suffix == ".safetensors":
+        if (place.parent / DESCRIPTION).is_file() and place.name == "model.safetensors":
+            return load_model(place.parent)
+        with safe_open(place, "pt") as file:
+            text = (file.metadata() or {}).get("tacit")
+        if text is None:
+            raise TacitError(f"{place} holds weights only. Give a run's folder, or a file made by `tacit export`.")
+        return Model(Description.from_json(text), load_file(place), place)
+    weights = place / "model.safetensors"
+    if not (place / "experiment.toml").is_file():
+        raise TacitError(
+            f"{place} is neither the folder of a run nor a .safetensors made by `tacit export`. `tacit run` makes "
+            "runs; they lie in runs/ unless --out said otherwise."
+        )
+    if not weights.is_file():
+        raise TacitError(f"The run in {place} is not finished, so it has no model yet. Go on: tacit resume {place}")
+    path = place / DESCRIPTION
+    description = Description.from_json(path.read_text()) if path.is_file() else _described_again(place)
+    return Model(description, load_file(weights), place)
+
+
+def save_description(place: Path, description: Description) -> None:
+    write_atomically(place / DESCRIPTION, description.to_json().encode())
+
+
+def _described_again(place: Path) -> Description:
+    """For runs of an earlier tacit, which saved no description: from the run's data, which must still be there."""
+    from tacit.engine import prepare
+    from tacit.record import Run
+    from tacit.use.handover import describe
+
+    run = Run(place)
+    return describe(prepare(run.experiment, run.split_path))

@@ -1,0 +1,96 @@
+"""Label advice: the stated criterion, each client's own images, and a list that stays there."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import torch
+from typer.testing import CliRunner
+
+from pictures import SITES, write_sites
+from tacit.cli.app import app
+from tacit.data.sources import load
+from tacit.engine import prepare, run_experiment
+from tacit.experiment import resolve
+from tacit.pieces.advice import margins, worth_labelling
+from tacit.record import Run
+from tacit.use.advise import advise
+from tacit.use.model import load_model
+
+
+def test_the_smallest_margin_first_within_a_class() -> None:
+    probs = torch.tensor([[0.7, 0.3], [0.55, 0.45], [0.9, 0.1]])
+    assert worth_labelling(probs, torch.zeros(2, dtype=torch.int64), 3).tolist() == [1, 0, 2]
+
+
+def test_margin_is_not_confidence() -> None:
+    """0.45 to 0.05 is a clear lead, 0.5 to 0.49 is none, though the latter is the more confident one."""
+    probs = torch.tensor([[0.5, 0.49, 0.01, 0.0], [0.45, 0.05, 0.25, 0.25]])
+    assert margins(probs)[0] < margins(probs)[1]
+    assert worth_labelling(probs, torch.zeros(4, dtype=torch.int64), 1).tolist() == [0]
+
+
+def test_classes_with_few_labels_are_served_first() -> None:
+    """Class 0 is the most doubtful but has labels already: the list evens the counts out."""
+    probs = torch.tensor([[0.51, 0.49]] * 10 + [[0.1, 0.9]] * 4)
+    chosen = worth_labelling(probs, torch.tensor([3, 0]), 5)
+    assert (chosen >= 10).sum() == 4
+    assert sorted((worth_labelling(probs, torch.tensor([0, 0]), 6) >= 10).tolist()) == [False] * 3 + [True] * 3
+    assert len(worth_labelling(probs, torch.tensor([0, 0]), 99)) == 14  # all of them, once
+    assert len(worth_labelling(probs[:0], torch.tensor([0, 0]), 5)) == 0
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def own_run(tmp_path: Path) -> Run:
+    folder = write_sites(load("digits"), tmp_path / "clinics", labeled=4, unlabeled=30)
+    twin = next((folder / "north" / "unlabeled").iterdir())
+    (folder / "north" / "unlabeled" / "twin.png").write_bytes(twin.read_bytes())
+    settings = {
+        "method": {"name": "fixmatch", "preset": "smoke"},
+        "data": {"name": "clinics", "sites": [str(folder / site) for site in SITES]},
+        "data.partition": "sites",
+        "data.clients": 3,
+        "data.placement": "clients",
+    }
+    return run_experiment(resolve(settings), tmp_path / "run")
+
+
+def test_each_client_gets_a_list_of_its_own_unlabelled_files(tmp_path: Path) -> None:
+    run = own_run(tmp_path)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["advise", str(run.folder), "-n", "8"], catch_exceptions=False
+    )
+    assert result.exit_code == 0
+    assert "smallest margin" in result.output
+    assert ".png" not in result.output  # the names stay at the clients
+    for number, site in enumerate(SITES):
+        rows = rows_of(run.kept_folder / f"client-{number}" / "advice.csv")
+        assert [row["rank"] for row in rows] == [str(rank) for rank in range(1, 9)]
+        assert len({row["image"] for row in rows}) == 8
+        for row in rows:
+            assert f"/clinics/{site}/unlabeled/" in row["image"]
+            assert Path(row["image"]).is_file()
+            assert row["prediction"] != row["second"]
+    north = advise(run, 99)[0]
+    assert (north.unlabeled, north.listed) == (31, 30)  # the twin is not to be labelled again
+    elsewhere = [path for path in run.folder.rglob("*") if path.is_file() and path.name != "advice.csv"]
+    names = {Path(row["image"]).name.encode() for row in rows_of(north.file)}
+    assert not [path for path in elsewhere for name in names if name in path.read_bytes()]
+
+
+def test_the_margins_in_the_list_are_those_of_the_model(tmp_path: Path) -> None:
+    settings = {"method.name": "fixmatch", "method.preset": "smoke", "data.subset": 400}
+    run = run_experiment(resolve(settings), tmp_path / "run")
+    advice = advise(run, 5)[2]
+    plan = prepare(run.experiment, run.split_path)
+    part = plan.split.clients[2]
+    for row in rows_of(advice.file):
+        index = int(row["image"].rsplit(" ", 1)[1])
+        assert index in np.setdiff1d(part.unlabeled, part.labeled)
+        image = torch.from_numpy(plan.dataset.train_images[index : index + 1].copy())
+        probs = load_model(run.folder).probabilities(image)
+        assert abs(float(margins(probs)) - float(row["margin"])) < 1e-3

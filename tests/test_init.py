@@ -1,0 +1,248 @@
+"""`tacit init`: what it finds, what it says, and whether what it writes fits and runs."""
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from pictures import SITES, save, write_sites
+from tacit.cli.app import app
+from tacit.cli.init import sites_in
+from tacit.data.federation import load_dataset
+from tacit.data.own import inspect, inspect_sites, load_sites
+from tacit.data.sources import load
+from tacit.data.split import class_table, make_split
+from tacit.engine import prepare
+from tacit.errors import TacitError
+from tacit.experiment import Experiment, resolve
+from tacit.propose import parties, propose
+
+DIGITS = load("digits")
+
+
+def init(*words: str | Path) -> str:
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["init", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def written(path: Path) -> Experiment:
+    return resolve(tomllib.loads(path.read_text()))
+
+
+@pytest.fixture
+def clinics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three sites: 4 labels of each digit and 30 images without labels at each."""
+    monkeypatch.chdir(tmp_path)
+    return write_sites(DIGITS, tmp_path / "clinics", labeled=4, unlabeled=30)
+
+
+def test_three_sites_as_they_are(clinics: Path) -> None:
+    output = init(*(clinics / site for site in SITES))
+    for words in ("210 readable images, 10 classes, 3 sites", "north", "No test images were given"):
+        assert words in output
+    assert "tacit run clinics.toml" in output
+    text = Path("clinics.toml").read_text()
+    assert "the shorter side becomes 8 pixels" in text
+    assert "every figure of the run rests on them" in text
+    plan = prepare(written(Path("clinics.toml")))
+    assert [len(part.unlabeled) for part in plan.split.clients] == [30, 30, 30]
+    labels = np.asarray(plan.dataset.train_labels)
+    labeled, _ = class_table(plan.split, labels, 10)
+    assert labeled.sum() + len(plan.split.test) == 120  # no label is lost
+    for number, part in enumerate(plan.split.clients):
+        for index in (*part.labeled, *part.unlabeled):
+            assert f"/{SITES[number]}/" in plan.dataset.train_files[index]  # nobody holds another's image
+        assert (labels[part.unlabeled] == -1).all()
+
+
+def test_the_folder_of_all_sites_does_as_well(clinics: Path) -> None:
+    assert sites_in(clinics) == [clinics / site for site in SITES]
+    output = init(clinics)
+    assert "3 sites" in output
+    assert "add --classes" in output
+    assert len(written(Path("clinics.toml")).data.sites) == 3
+    as_classes = init(clinics, "--classes", "--out", "other.toml")
+    assert "3 classes, 1 site" in as_classes
+    assert sites_in(clinics / "north") == [clinics / "north"]  # classes do not look like sites
+
+
+def test_every_fault_is_told_in_one_screen_and_nothing_is_lost(clinics: Path) -> None:
+    whole = next((clinics / "north" / "3").glob("*.png"))
+    (clinics / "north" / "3" / "cut.png").write_bytes(whole.read_bytes()[:50])
+    (clinics / "south" / "4" / "empty.jpg").touch()
+    (clinics / "south" / "4" / "page.jpg").write_text("<html>404</html>")
+    (clinics / "south" / "4" / "notes.txt").write_text("hm")
+    save(DIGITS.test_images[0], clinics / "west" / "lost.png")
+    (clinics / "west" / "eleven").mkdir()
+    save(DIGITS.test_images[1].repeat(3, axis=0), clinics / "west" / "5" / "colour.png")
+    save(DIGITS.test_images[2], clinics / "west" / "5" / "large.png", (30, 17))
+    (clinics / "west" / "6" / "twice.png").write_bytes(whole.read_bytes())  # a 3 at another site
+    files = [path for path in clinics.rglob("*") if path.is_file()]
+    output = init(*(clinics / site for site in SITES))
+    assert output.count("\n") < 30
+    for words in (
+        "images that cannot be read (3 of 216, 1.4 %)",
+        "cut.png",
+        "not images, by their names (1): notes.txt",
+        "images that lie in no class folder (1): lost.png",
+        "empty classes (1): eleven",
+        "grey (212) and colour (1) images are mixed: all become RGB",
+        "8×8 (212), 30×17 (1)",
+        "the same picture under two labels (1)",
+        f"under two labels: 3/{whole.name} = 6/twice.png",
+    ):
+        assert words in output, words
+    report = inspect_sites([clinics / site for site in SITES])
+    told = len(report.items) + len(report.unreadable) + len(report.not_images) + len(report.stray)
+    assert told == len(files)
+    assert written(Path("clinics.toml")).data.skip_unreadable
+    dataset = load_dataset(written(Path("clinics.toml")).data)
+    assert len(dataset.train_images) + len(dataset.test_images) == 213
+    assert sorted(path for path in clinics.rglob("*") if path.is_file()) == sorted(files)  # nothing was touched
+
+
+def test_twins_are_never_in_training_and_test(clinics: Path) -> None:
+    """Every labelled image twice, and once more without its label elsewhere: whatever is held out, its twins are not
+    trained on."""
+    for path in sorted((clinics / "north").glob("[0-9]/*.png")):
+        path.with_name(f"copy-{path.name}").write_bytes(path.read_bytes())
+    for path in sorted((clinics / "south").glob("[0-4]/*.png")):
+        (clinics / "west" / "unlabeled" / f"copy-{path.name}").write_bytes(path.read_bytes())
+    dataset = load_sites([clinics / site for site in SITES], "clinics")
+    trained = {image.tobytes() for image in dataset.train_images}
+    assert len(dataset.test_images) > 20
+    assert not [image for image in dataset.test_images if image.tobytes() in trained]
+
+
+def test_copies_of_one_picture_cannot_be_tested_on(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for number in range(5):
+            save(DIGITS.test_images[0], tmp_path / name / f"{number}.png")
+    with pytest.raises(TacitError, match="equal pixels"):
+        load(str(tmp_path))
+
+
+def test_a_given_test_set_that_is_trained_on_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for index in range(100):
+        part = "test" if index < 30 else "train"
+        name = str(DIGITS.train_labels[index])
+        save(DIGITS.train_images[index], tmp_path / "own" / part / name / f"{index}.png")
+    for index in (3, 4, 5):
+        save(DIGITS.train_images[index], tmp_path / "own" / "train" / str(DIGITS.train_labels[index]) / f"{index}.png")
+    output = init("own")
+    assert "training images that are in the test set, too (3)" in output
+    assert "30" in output
+    assert "No test images were given" not in output
+    with pytest.raises(TacitError, match="in the test set, too"):
+        load("./own")
+    dataset = load_dataset(written(Path("own.toml")).data)
+    assert (len(dataset.train_images), len(dataset.test_images)) == (70, 30)
+    assert "left out: training images that are in the test set" in dataset.note
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_a_table_may_name_sites(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = []
+    for index in range(120):
+        save(DIGITS.train_images[index], tmp_path / "images" / f"{index}.png")
+        label = str(DIGITS.train_labels[index]) if index < 60 else ""
+        rows.append({"path": f"images/{index}.png", "label": label, "site": SITES[index % 3]})
+    table = Path(f"list{ending}")
+    if ending == ".csv":
+        table.write_text("path,label,site\n" + "".join(",".join(row.values()) + "\n" for row in rows))
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    assert "3 sites" in init(table)
+    plan = prepare(written(Path("list.toml")))
+    assert plan.split.recipe["site_names"] == ["north", "south", "west"]
+    assert [len(part.unlabeled) for part in plan.split.clients] == [20, 20, 20]
+
+
+def test_an_npz_for_each_site_and_a_folder_beside_them(clinics: Path) -> None:
+    for number, site in enumerate(("east", "far")):
+        part = slice(300 + 50 * number, 350 + 50 * number)
+        labels = DIGITS.train_labels[part].copy()
+        labels[25:] = -1
+        np.savez(f"{site}.npz", x_train=DIGITS.train_images[part], y_train=labels)
+    output = init("east.npz", "far.npz", clinics / "north", "--out", "mixed.toml")
+    assert "3 sites" in output
+    plan = prepare(written(Path("mixed.toml")))
+    assert [len(part.unlabeled) for part in plan.split.clients] == [25, 25, 30]
+    assert plan.dataset.classes == tuple("0123456789")
+    alone = init("east.npz")
+    assert "50 readable images" in alone
+    assert len(prepare(written(Path("east.toml"))).split.clients) == 1
+
+
+def test_the_placement_follows_the_labels(clinics: Path) -> None:
+    def placement(*sites: Path) -> tuple[str, str]:
+        report = inspect_sites(list(sites)) if len(sites) > 1 else inspect(sites[0])
+        proposal = propose(report, list(sites), "x")
+        make_split_works(proposal.toml)
+        return proposal.placement, proposal.method
+
+    def make_split_works(toml: str) -> None:
+        experiment = resolve(tomllib.loads(toml))
+        make_split(load_dataset(experiment.data), experiment.data, 0)
+
+    north, south, west = (clinics / site for site in SITES)
+    assert placement(north, south, west) == ("clients", "fixmatch")
+    assert placement(north) == ("clients", "fixmatch")
+    bare = [clinics / "bare", clinics / "barer"]
+    for number, folder in enumerate(bare):
+        for index in range(20):
+            save(DIGITS.test_images[20 * number + index], folder / "unlabeled" / f"{index}.png")
+    assert placement(north, *bare) == ("clients", "fixmatch")  # one site has some labels
+    full = clinics / "full"
+    for index in range(60):
+        save(DIGITS.test_images[100 + index], full / str(DIGITS.test_labels[100 + index]) / f"{index}.png")
+    assert placement(full, *bare) == ("some-clients", "fixmatch")
+    assert placement(full) == ("clients", "fedavg")  # nothing is unlabelled
+    assert placement(full.rename(clinics / "server"), *bare) == ("server", "fixmatch")
+
+
+def test_a_wrong_placement_is_refused_with_the_right_word(clinics: Path) -> None:
+    init(clinics)
+    settings = tomllib.loads(Path("clinics.toml").read_text())
+    with pytest.raises(TacitError, match='Write placement = "clients"'):
+        prepare(resolve(settings, {"data.placement": "server"}))
+    with pytest.raises(TacitError, match="Write clients = 3"):
+        prepare(resolve(settings, {"data.clients": 4}))
+    with pytest.raises(TacitError, match="'digits' has none"):
+        prepare(resolve({"data.partition": "sites"}))
+
+
+def test_one_folder_can_be_spread_over_pretended_clients(clinics: Path) -> None:
+    init(clinics / "north", "--clients", "3")
+    plan = prepare(written(Path("north.toml")))
+    assert plan.experiment.data.placement == "server"
+    assert len(plan.split.server) == 40 - len(plan.split.test)  # all labels, not a balanced part of them
+    assert [len(part.unlabeled) for part in plan.split.clients] == [10, 10, 10]
+    assert not plan.warnings
+
+
+def test_what_is_there_is_not_written_over(clinics: Path) -> None:
+    init(clinics)
+    for words, message in (
+        ((clinics,), "is there already"),
+        ((clinics / "north", clinics / "north", "--out", "a.toml"), "given twice"),
+        ((clinics / "north", clinics / "south", "--clients", "4", "--out", "b.toml"), "spreads one folder"),
+        ((clinics / "nowhere", "--out", "c.toml"), "does not exist"),
+        ((clinics / "north" / "unlabeled", "--out", "d.toml"), "mend what is marked"),
+    ):
+        with pytest.raises(TacitError, match=message):
+            init(*words)
+    assert sorted(path.name for path in Path().glob("*.toml")) == ["clinics.toml"]
+    init(clinics, "--force")
+
+
+def test_parties_are_counted_as_they_hold(clinics: Path) -> None:
+    held = parties(inspect_sites([clinics / site for site in SITES]))
+    assert [(p.name, p.labeled, p.unlabeled, p.test) for p in held] == [(site, 40, 30, 0) for site in SITES]
