@@ -5,7 +5,6 @@ comes back is equal to what went in, type for type and bit for bit.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save as encode
 from torch import Tensor
 
 from tacit.errors import TacitError
+from tacit.files import write_atomically as write_atomically
 
 Weights = dict[str, Tensor]
 Value = Tensor | Weights | int | float
@@ -203,17 +203,6 @@ def read(path: Path) -> Payload:
         return from_bytes(path.read_bytes())
     except TacitError as error:
         raise TacitError(f"{path} is damaged or is not tacit's: {error}") from error
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write, flush to disk, rename: a kill or a power cut leaves the old content or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def difference(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:

@@ -154,9 +154,7 @@ def read_reply(answer: bytes, task: Task, largest: int) -> Reply:
 
 def say_hello(experiment: Experiment, federated: Federated, transport: Transport, patience: float) -> Federated:
     """Ask every site whether it can take part; the federation with what they said, or all their refusals at once."""
-    envelopes = {
-        name: pack(federated.ask(experiment, number, "hello")) for number, name in enumerate(federated.sites)
-    }
+    envelopes = {name: pack(federated.ask(experiment, number, "hello")) for number, name in enumerate(federated.sites)}
     answers = transport.ask(envelopes, patience, lambda name: None)
     faults, labeled = [], []
     for number, name in enumerate(federated.sites):
@@ -193,7 +191,7 @@ class Grid:
         nodes = [node for node in self.grid.get_nodes() if node.status in ("", "online")]
         if self.insecure:
             new = [node.node_id for node in nodes if node.node_id not in self._told]
-            answers = self._exchange({node: WHO for node in new}, 30.0, lambda node: None)
+            answers = self._exchange(dict.fromkeys(new, WHO), 30.0, lambda node: None)
             self._told |= {node: data.decode() for node, data in answers.items() if isinstance(data, bytes)}
             return {self._told[node.node_id]: node.node_id for node in nodes if node.node_id in self._told}
         return {node.name: node.node_id for node in nodes if node.name}

@@ -104,7 +104,8 @@ class RayBackend:
         outcomes: dict[int, Outcome] = {}
         for number, wave in enumerate(waves(tasks)):
             waiting = list(wave)
-            idle, busy = list(self.workers), {}
+            idle = list(self.workers)
+            busy: dict[Any, tuple[int, Task, Any]] = {}
             while waiting or busy:
                 while waiting and idle:
                     place, task = waiting.pop(0)

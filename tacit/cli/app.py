@@ -165,8 +165,10 @@ def top(
 def main() -> None:
     """The entry point: an error that the user can mend is shown as a sentence, not as a traceback."""
     from tacit.cli.data import app as data
+    from tacit.cli.site import app as site
 
     app.add_typer(data, name="data", help="Get and check data sets.")
+    app.add_typer(site, name="site", help="Real sites: each party on its own machine (docs/sites.md).")
     try:
         app()
     except TacitError as error:

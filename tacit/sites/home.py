@@ -15,7 +15,8 @@ from pathlib import Path
 import tomli_w
 
 from tacit.errors import TacitError
-from tacit.payload import write_atomically
+from tacit.files import write_atomically
+from tacit.sites.process import is_loopback
 
 SERVER, SITE = "server.toml", "site.toml"
 YEARS = 5
@@ -60,17 +61,6 @@ def natural(name: str) -> list[tuple[int, int | str]]:
     ['site-2', 'site-10']
     """
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]
-
-
-def is_loopback(host: str) -> bool:
-    """
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("10.0.0.7"), is_loopback("0.0.0.0")
-    (True, True, False, False)
-    """
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def only_loopback(host: str) -> None:

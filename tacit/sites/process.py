@@ -8,6 +8,7 @@ Run as `python -m tacit.sites.process superlink|supernode …`. Everything that 
 """
 
 import io
+import ipaddress
 import os
 import sys
 import threading
@@ -18,13 +19,22 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tacit.sites.home import is_loopback
-
 HEARTBEAT = 10  # seconds, the least that Flower allows: a site that died may come back after twice that
 APP_FILES = ("pyproject.toml", "tacit_site/__init__.py", "tacit_site/client_app.py", "tacit_site/server_app.py")
 
 Scope = dict[str, Any]
 Application = Callable[[Scope, Any, Any], Awaitable[None]]
+
+
+def is_loopback(host: str) -> bool:
+    """
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("10.0.0.7"), is_loopback("0.0.0.0")
+    (True, True, False, False)
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -83,13 +93,14 @@ def guarded(application: Application) -> Application:
 
 def _from_here(scope: Scope) -> bool:
     client, server = scope.get("client"), scope.get("server")
-    return bool(client) and (is_loopback(client[0]) or bool(server and client[0] == server[0]))
+    return client is not None and (is_loopback(client[0]) or (server is not None and client[0] == server[0]))
 
 
 def superlink() -> None:
-    from flwr.superlink import main as flower
+    from flwr.superlink import main
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    flower: Any = main
     create = flower.create_app
     flower.create_app = lambda *given: guarded(create(*given))
     flower_superlink()
@@ -98,9 +109,10 @@ def superlink() -> None:
 def supernode() -> None:
     from flwr.supercore import heartbeat
     from flwr.supercore.run import RunNotRunningException
-    from flwr.supernode import fleet_http_connection as connection
+    from flwr.supernode import fleet_http_connection
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    connection: Any = fleet_http_connection
     read = connection.fab_from_proto
 
     def only_ours(given: Any) -> Any:
@@ -111,8 +123,8 @@ def supernode() -> None:
         return bundle
 
     connection.fab_from_proto = only_ours
-    for module in (connection, heartbeat):
-        module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT
+    beat: Any = heartbeat
+    connection.HEARTBEAT_DEFAULT_INTERVAL = beat.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT
     flower_supernode()
 
 

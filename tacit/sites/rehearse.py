@@ -31,7 +31,9 @@ def write_parties(plan: Plan, folder: Path) -> list[Path]:
         rows = [(index, index in known) for index in np.union1d(part.labeled, part.unlabeled).tolist()]
         written.append(_write(folder / f"site-{number}", plan, [(index, known, "train") for index, known in rows]))
     server = [(index, True, "train") for index in split.server.tolist()]
-    written.insert(0, _write(folder / "server", plan, [*server, *((index, True, "test") for index in split.test.tolist())]))
+    written.insert(
+        0, _write(folder / "server", plan, [*server, *((index, True, "test") for index in split.test.tolist())])
+    )
     facts = Facts(dataset.classes, dataset.channels, dataset.size, dataset.mean, dataset.std, dataset.mirror)
     facts.save(folder / "server" / FACTS)
     return written
@@ -51,7 +53,9 @@ def _write(folder: Path, plan: Plan, rows: list[tuple[int, bool, str]]) -> Path:
         )
         path = f"images/{part}-{index:06d}.png"
         image = images[index]
-        Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))).save(folder / path)
+        Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))).save(
+            folder / path
+        )
         writer.writerow([path, plan.dataset.classes[labels[index]] if known else "", part])
     write_atomically(folder / TABLE, table.getvalue().encode())
     return folder

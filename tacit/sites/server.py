@@ -10,7 +10,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,62 +28,31 @@ from tacit.experiment import Experiment, resolve
 from tacit.payload import write_atomically
 from tacit.record import OpenRun, Run, check_same
 from tacit.sides import Moment
+from tacit.sites.jobs import HOME, Diary, Job, job_path
 from tacit.sites.site import site_setup
 from tacit.sites.wire import SharedFacts
 
-HOME = "TACIT_SERVER_HOME"  # the environment variable by which the server app finds the server's folder
 SITES = "sites.json"  # in the run folder: the run's name and who is which client
 
 
-@dataclass(frozen=True)
-class Job:
-    """What `tacit site run` wants."""
+class Scribe:
+    """A watcher that writes into the diary."""
 
-    experiment: dict[str, Any]
-    out: str
-    sites: tuple[str, ...]
-    resume: bool = False
-    wait: float = 300.0  # seconds until every site must be there
-    patience: float = 3600.0  # seconds that a round waits for its last reply
-    largest_reply: int = 0
-    insecure: bool = False
-
-
-def job_path(home: Path, name: str) -> Path:
-    return home / "jobs" / f"{name}.json"
-
-
-def leave_job(home: Path, job: Job) -> str:
-    """Write a job where the server app finds it; its name."""
-    name = secrets.token_hex(6)
-    write_atomically(job_path(home, name), json.dumps(asdict(job)).encode())
-    return name
-
-
-class Diary:
-    """What happens in a job, a line each, for `tacit site run` and `tacit site status`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def write(self, **entry: Any) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
-    def read(self) -> list[dict[str, Any]]:
-        text = self.path.read_text() if self.path.is_file() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    def __init__(self, diary: Diary) -> None:
+        self.diary = diary
 
     def start(self, plan: Plan, done: int) -> None:
-        self.write(say=f"{done} of {plan.steps} rounds are done" if done else f"{plan.steps} rounds begin")
+        self.diary.write(say=f"{done} of {plan.steps} rounds are done" if done else f"{plan.steps} rounds begin")
 
     def client_done(self, moment: Moment, done: int, asked: int) -> None: ...
 
     def round_done(self, record: Mapping[str, Any]) -> None:
-        self.write(round={key: record.get(key) for key in ("stage", "round", "accuracy", "refused", "skipped", "seconds")})
+        self.diary.write(
+            round={key: record.get(key) for key in ("stage", "round", "accuracy", "refused", "skipped", "seconds")}
+        )
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self.write(say="all rounds are done")
+        self.diary.write(say="all rounds are done")
 
 
 def run_job(name: str, grid: Any) -> None:
@@ -96,7 +65,7 @@ def run_job(name: str, grid: Any) -> None:
         job = Job(**{**given, "sites": tuple(given["sites"])})
         transport = Grid(grid, job.insecure)
         wait_for(transport, job, diary)
-        run_at_sites(job, transport, diary)
+        run_at_sites(job, transport, Scribe(diary))
         diary.write(done=True)
     except TacitError as error:
         diary.write(error=str(error))
@@ -131,7 +100,9 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
         check_same(out, experiment)
         name, sites = _saved(out)
         if sites != job.sites:
-            raise TacitError(f"The run in {out} has the sites {', '.join(sites)}, but now it is {', '.join(job.sites)}.")
+            raise TacitError(
+                f"The run in {out} has the sites {', '.join(sites)}, but now it is {', '.join(job.sites)}."
+            )
     path = Path(experiment.data.name)
     facts = facts_of(path, experiment.data.image_size)
     shared = SharedFacts(**asdict(facts))
@@ -161,7 +132,9 @@ def for_sites_only(experiment: Experiment) -> None:
     if experiment.data.reveal == "all":
         raise TacitError("data.reveal = 'all' gives labels that nobody has: it works in simulations only.")
     if experiment.keep.latest:
-        raise TacitError("keep.latest forgets other clients' memory, but each site has its own disk. Write keep.latest=0.")
+        raise TacitError(
+            "keep.latest forgets other clients' memory, but each site has its own disk. Write keep.latest=0."
+        )
 
 
 def server_party(path: Path, facts: Facts) -> Party:

@@ -181,12 +181,16 @@ class Site:
                 party = load_party(self.settings.data, facts)
             except TacitError as error:  # the text may name files: it stays here
                 self.say(f"the data does not fit: {error}")
-                raise Refusal("its data does not fit the federation's classes or images; its own log says why") from None
+                raise Refusal(
+                    "its data does not fit the federation's classes or images; its own log says why"
+                ) from None
             self._parties = {facts: party.without_labels() if self.settings.ignore_labels else party}
         return self._parties[facts]
 
     def _worker(self, ask: Ask) -> tuple[tuple[Stage, ...], Worker]:
-        same = json.dumps(ask.model_dump(include={"version", "run", "experiment", "facts", "site", "clients", "client"}))
+        same = json.dumps(
+            ask.model_dump(include={"version", "run", "experiment", "facts", "site", "clients", "client"})
+        )
         same += str(ask.labeled_clients)
         if same not in self._work:
             experiment, shard = self._look(ask)
