@@ -1,5 +1,6 @@
 """A federation of real processes on this machine, for tests: keys, TLS, a server, sites. All of them end with it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,7 +25,11 @@ class Process:
         self.log = log
         with log.open("a") as file:
             self.popen = subprocess.Popen(
-                words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=ENVIRONMENT,
+                words,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=ENVIRONMENT,
                 start_new_session=True,
             )
 
@@ -32,7 +37,11 @@ class Process:
         return self.log.read_text()
 
     def wait_for(self, text: str, seconds: float = 120.0, times: int = 1) -> None:
-        until(lambda: self.said().count(text) >= times or self.popen.poll() is not None, seconds, f"'{text}' in {self.said()}")
+        until(
+            lambda: self.said().count(text) >= times or self.popen.poll() is not None,
+            seconds,
+            f"'{text}' in {self.said()}",
+        )
         assert self.said().count(text) >= times, self.said()
 
     def end(self, seconds: float = 120.0) -> int:
@@ -41,19 +50,15 @@ class Process:
 
     def kill(self) -> None:
         for pid in [self.popen.pid, *descendants(self.popen.pid)]:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.popen.wait(timeout=10)
 
     def stop(self) -> None:
         if self.popen.poll() is None:
             self.popen.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                pass
         self.kill()
 
 

@@ -25,9 +25,17 @@ Say = Callable[[str], None]
 class Child:
     """One of Flower's processes. It ends when this process ends, however it ends; its words go into a log."""
 
-    def __init__(self, which: str, arguments: list[str], log: Path, surroundings: dict[str, str]) -> None:
+    def __init__(
+        self,
+        which: str,
+        arguments: list[str],
+        log: Path,
+        surroundings: dict[str, str],
+        hear: Callable[[str], None] = lambda line: None,
+    ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
+        self.hear = hear
         self.tail: deque[str] = deque(maxlen=40)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tacit.sites.process", which, *arguments],
@@ -48,6 +56,7 @@ class Child:
                 self.tail.append(line.rstrip())
                 file.write(line)
                 file.flush()
+                self.hear(line)
 
     @property
     def running(self) -> bool:
@@ -108,7 +117,7 @@ def serve(home: ServerHome, say: Say, stop: threading.Event) -> None:
     arguments = ["--host", home.bind, "--port", str(home.port), "--disable-runtime-dependency-installation", *security]
     arguments += ["--database", str(home.folder / "state.db")]
     surroundings = environment(home.folder, **{HOME: str(home.folder)})
-    child = Child("superlink", arguments, home.folder / "log" / "server.log", surroundings)
+    child = Child("superlink", arguments, home.folder / "log" / "server.log", surroundings, _strangers(say))
     try:
         control = _wait_until_up(child, home, stop)
         say(
@@ -123,6 +132,18 @@ def serve(home: ServerHome, say: Say, stop: threading.Event) -> None:
                 _register(control, {n: p for n, p in home.site_keys().items() if n not in known}, known, say)
     finally:
         child.stop()
+
+
+def _strangers(say: Say) -> Callable[[str], None]:
+    """Tell of callers with an unknown key, at most once a minute."""
+    told = [-60.0]
+
+    def hear(line: str) -> None:
+        if "No SuperNode found with the given public key" in line and time.monotonic() > told[0] + 60:
+            told[0] = time.monotonic()
+            say("Somebody with a key that is not registered tried to join and was refused.")
+
+    return hear
 
 
 def _certificate_flags(home: ServerHome) -> list[str]:
@@ -187,7 +208,7 @@ def join(home: SiteHome, answer: Callable[[bytes], bytes], say: Say, stop: threa
             hopeless, why = _reason(child.words(), home)
             if hopeless:
                 raise TacitError(why)
-            pause = 1.0 if joined and time.monotonic() - began > 60 else min(2 * pause, 60.0)
+            pause = 1.0 if joined and time.monotonic() - began > 60 else min(2 * pause, 15.0)
             say(f"{why} Trying again in {pause:.0f} s.")
             stop.wait(pause)
     finally:
@@ -231,10 +252,11 @@ ENDINGS: tuple[tuple[str, bool, str], ...] = (
         "does not have. Copy ca.crt from the right server, or mend 'server' in site.toml. Nothing was sent.",
     ),
     (
-        "not registered",
-        True,
-        "The server at {server} does not know this site's key. Copy {name}.pub into the folder sites/ of the server's "
-        "home, wait until `tacit site serve` says that it is registered, and join again. Nothing was sent.",
+        "[code: 2004]",  # the same for both reasons
+        False,
+        "The server at {server} does not let {name} in, and nothing was sent. Either it does not know this site's key "
+        "(then {name}.pub must be copied into the folder sites/ of the server's home), or it still believes in this "
+        "site's last connection (that ends within half a minute).",
     ),
 )
 

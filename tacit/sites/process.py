@@ -132,7 +132,8 @@ def end_with_parent() -> None:
     """Whoever started this process holds the other end of its standard input: when that closes, it ends."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1):  # not sys.stdin: its lock would be in the way of a clean end
+            pass
         os.kill(os.getpid(), 15)
         threading.Timer(5.0, lambda: os._exit(1)).start()
 
