@@ -197,6 +197,7 @@ def join(home: SiteHome, answer: Callable[[bytes], bytes], say: Say, stop: threa
     pause = 1.0
     try:
         while not stop.is_set():
+            _wait_for_server(home, say, stop)
             child = Child("supernode", _node_flags(home), home.folder / "log" / "site.log", surroundings)
             try:
                 began = time.monotonic()
@@ -232,15 +233,22 @@ def _node_flags(home: SiteHome) -> list[str]:
 
 def _watch(child: Child, home: SiteHome, say: Say, stop: threading.Event) -> bool:
     """Until the connection ends; whether it was ever there."""
-    joined = told = False
+    joined = False
     while child.running and not stop.wait(0.2):
         if not joined and any("SuperNode ID" in line for line in list(child.tail)):
             joined = True
             say(f"Joined {home.server} as {home.name}. Waiting for work.")
-        if not joined and not told and not answers(home.server):
-            told = True
-            say(f"Waiting for the server at {home.server} …")
     return joined
+
+
+def _wait_for_server(home: SiteHome, say: Say, stop: threading.Event) -> None:
+    """Until somebody listens at the server's address; Flower's process is not started in vain."""
+    told = False
+    while not stop.is_set() and not answers(home.server, 10.0):
+        if not told:
+            say(f"Waiting for the server at {home.server}: nobody listens there yet.")
+            told = True
+        stop.wait(2.0)
 
 
 # What Flower says when it ends, whether trying again can help, and what it means.
@@ -265,8 +273,10 @@ def _reason(words: str, home: SiteHome) -> tuple[bool, str]:
     for mark, hopeless, meaning in ENDINGS:
         if mark.lower() in words.lower():
             return hopeless, meaning.format(server=home.server, name=home.name)
-    last = next((line for line in reversed(words.splitlines()) if line.strip()), "no word")
-    return False, f"The connection to {home.server} ended ({last.strip()[:200]})."
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    marked = [number for number, line in enumerate(lines) if "Failed to initialize the connection" in line]
+    last = lines[min(marked[-1] + 1, len(lines) - 1)] if marked else lines[-1] if lines else "without a word"
+    return False, f"The connection to {home.server} ended ({last[:200]})."
 
 
 # --- A run ------------------------------------------------------------------------------------------------
@@ -290,7 +300,7 @@ def submit(home: ServerHome, job: Job) -> Diary:
     return Diary(job_path(home.folder, name).with_suffix(".jsonl"))
 
 
-def follow(diary: Diary, home: ServerHome, show: Callable[[dict[str, object]], None], seconds: float = 120.0) -> bool:
+def follow(diary: Diary, home: ServerHome, show: Callable[[dict[str, object]], None], seconds: float = 600.0) -> bool:
     """Show what happens until the run ends: True if it is done, False if its process died."""
     shown, end, process = 0, time.monotonic() + seconds, 0
     while True:
@@ -305,8 +315,8 @@ def follow(diary: Diary, home: ServerHome, show: Callable[[dict[str, object]], N
         shown = len(entries)
         if process and not _alive(process) and len(diary.read()) == shown:
             return False
-        if not process and (time.monotonic() > end or not answers(home.local_address)):
-            return False
+        if not process and (time.monotonic() > end or not answers(home.local_address, 30.0)):
+            return False  # it was never started
         time.sleep(0.2)
 
 
