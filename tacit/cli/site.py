@@ -142,7 +142,7 @@ def _until_stopped(work: Callable[[threading.Event], None]) -> None:
     _say("Stopped.")
 
 
-@app.command(epilog="Example: `tacit site run cbafed/quick --data server-images --out runs/first`")
+@app.command(epilog="Example: `tacit site run demo-digits --data server-images --out runs/first`")
 def run(
     recipe: Annotated[
         str, typer.Argument(help="a recipe (`tacit recipes`), a TOML file, or a run folder to repeat")

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 HEARTBEAT = 10  # seconds, the least that Flower allows: a site that died may come back after twice that
+START_SERVER, START_SITE = 300, 60  # seconds that a process of Flower's may need to begin; on a busy machine its 30
+# are not enough, and it would start another one, and another
 APP_FILES = ("pyproject.toml", "tacit_site/__init__.py", "tacit_site/client_app.py", "tacit_site/server_app.py")
 
 Scope = dict[str, Any]
@@ -100,6 +102,7 @@ def superlink() -> None:
     from flwr.superlink import main
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    _time_to_start(START_SERVER)
     flower: Any = main
     create = flower.create_app
     flower.create_app = lambda *given: guarded(create(*given))
@@ -112,6 +115,7 @@ def supernode() -> None:
     from flwr.supernode import fleet_http_connection
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    _time_to_start(START_SITE)
     connection: Any = fleet_http_connection
     read = connection.fab_from_proto
 
@@ -126,6 +130,14 @@ def supernode() -> None:
     beat: Any = heartbeat
     connection.HEARTBEAT_DEFAULT_INTERVAL = beat.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT
     flower_supernode()
+
+
+def _time_to_start(seconds: int) -> None:
+    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+
+    memory: Any = in_memory_corestate
+    database: Any = sql_corestate
+    memory.HEARTBEAT_DEFAULT_INTERVAL = database.HEARTBEAT_DEFAULT_INTERVAL = seconds
 
 
 def end_with_parent() -> None:
