@@ -42,7 +42,7 @@ class Odd(Method):
 """
 HONEST = "pass"
 NAN = "model = {name: tensor * float('nan') for name, tensor in model.items()}"
-LARGE = "model = {name: torch.zeros(100 * 1024 * 1024 // len(model)) for name in model}"
+LARGE = "model = {name: torch.zeros(100 * tensor.numel()) for name, tensor in model.items()}"
 # Counts its visits in what it keeps; the busy one takes its time, the patient one waits while a file says so.
 SLOW = """
 import time
@@ -206,6 +206,7 @@ def test_a_killed_site_comes_back_and_a_killed_server_goes_on(world: World) -> N
     assert run.end(120) == 2
     assert "--resume" in run.said()
     world.serve()
+    world.server.wait_for("The server listens", 240, times=2)
     again = world.run(out, *words, "--resume", "--wait", "240")
     assert again.end(400) == 0, again.said()
     records = Run(out).records
