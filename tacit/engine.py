@@ -3,7 +3,7 @@
 import math
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,8 +99,14 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, w
     watcher = watcher or Silence()
     if resume:
         check_same(out, experiment)  # before any data is loaded
-    plan = prepare(experiment, out / "split.npz" if resume else None)
-    folder = OpenRun(out, experiment, resume)
+    return run_plan(prepare(experiment, out / "split.npz" if resume else None), out, _backend, resume, watcher)
+
+
+def run_plan(
+    plan: Plan, out: Path, make_backend: Callable[[Plan, OpenRun], Backend], resume: bool, watcher: Watcher
+) -> Run:
+    """Run what was prepared, on the backend that is made for it, into a folder or on with the run that is there."""
+    folder = OpenRun(out, plan.experiment, resume)
     try:
         if folder.summary is not None:
             return Run(out)
@@ -108,7 +114,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, w
             plan.split.save(folder.split_path)
         folder.rewind()
         threads = one_thread()
-        backend = _backend(plan, folder)
+        backend = make_backend(plan, folder)
         try:
             watcher.start(plan, folder.done)
             summary = Engine(plan, folder, backend, watcher).run()
@@ -125,6 +131,15 @@ def _backend(plan: Plan, folder: OpenRun) -> Backend:
     settings = plan.experiment.backend
     federation = Federation(plan.dataset, plan.split, plan.setup.device)
     workers = settings.workers or default_workers()
+    if settings.name == "flower":
+        raise TacitError(
+            "backend.name = 'flower' means real sites, and those are run with `tacit site run` (docs/sites.md). To "
+            "simulate them here, write backend.name = 'pool'."
+        )
+    if settings.name == "ray":
+        from tacit.backends.ray import RayBackend  # an extra of its own
+
+        return RayBackend(plan.experiment, plan.setup, federation, folder.kept_folder)
     if settings.name == "pool" and workers > 1 and plan.setup.device.type != "mps":
         return PoolBackend(plan.experiment, federation, folder.split_path, folder.kept_folder, workers)
     return LocalBackend(plan.setup, federation, Kept(folder.kept_folder, plan.experiment.keep))
@@ -240,7 +255,7 @@ class Engine:
         """The replies that may reach the mean, and why the others may not."""
         usable, refused = [], []
         for task, outcome in zip(tasks, outcomes, strict=True):
-            why = "came too late" if self._strikes(moment, task, "straggler") else ""
+            why = outcome.fault or ("came too late" if self._strikes(moment, task, "straggler") else "")
             why = why or flaw(stage.method.client_sends, task, outcome.reply, state, len(self.plan.setup.classes))
             if why:
                 refused.append({"client": task.client, "why": why})

@@ -134,8 +134,12 @@ class Keep(Section):
 class Backend(Section):
     """Where clients run. It never changes the numbers."""
 
-    name: Literal["local", "pool"] = Field("pool", description="in this process, or in several")
-    workers: Annotated[int, Field(ge=0, description="processes of the pool (0: one a core)")] = 0
+    name: Literal["local", "pool", "ray", "flower"] = Field(
+        "pool", description="in this process, in several, on a Ray cluster, at real sites (tacit site run)"
+    )
+    workers: Annotated[int, Field(ge=0, description="processes of pool or ray (0: one a core)")] = 0
+    gpus: Annotated[float, Field(ge=0, description="ray: GPUs for one worker, as in 0.25 (0: none)")] = 0.0
+    address: str = Field("", description="ray: address of a running cluster (empty: start one here)")
 
 
 class Paper(Section):
@@ -182,7 +186,16 @@ class Experiment(Section):
 
 
 # Does not change the outcome, so a run may be resumed with another value.
-FREE_ON_RESUME = ("backend.name", "backend.workers", "title", "paper.accuracy", "paper.auc", "paper.source")
+FREE_ON_RESUME = (
+    "backend.name",
+    "backend.workers",
+    "backend.gpus",
+    "backend.address",
+    "title",
+    "paper.accuracy",
+    "paper.auc",
+    "paper.source",
+)
 
 SMOKE: dict[str, Any] = {  # what the preset `smoke` of every method shares: seconds on the embedded digits
     "rounds": 2,

@@ -5,9 +5,10 @@ comes back is equal to what went in, type for type and bit for bit.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,12 +17,28 @@ from safetensors.torch import save as encode
 from torch import Tensor
 
 from tacit.errors import TacitError
+from tacit.files import write_atomically as write_atomically
 
 Weights = dict[str, Tensor]
 Value = Tensor | Weights | int | float
 Payload = dict[str, Value]
 
 FORMAT = "tacit-payload-1"
+# What a safetensors header may call a tensor's type. Anything else (8-bit floats, complex numbers …) is refused.
+DTYPES = frozenset(["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a payload from elsewhere is looked at; more is refused before anything is made of it."""
+
+    total: int = 1 << 34  # bytes in all
+    header: int = 1 << 24  # bytes of names, shapes and numbers
+    tensors: int = 1 << 16
+    axes: int = 8  # of one tensor
+
+
+NO_STRANGER = Limits()  # for files that this process or its own kind wrote
 
 
 def tensors(payload: Mapping[str, Value]) -> Iterator[tuple[str, Tensor]]:
@@ -131,25 +148,58 @@ def unshared(flat: Weights) -> Weights:
     return result
 
 
-def from_bytes(data: bytes) -> Payload:
-    """The payload that `to_bytes` wrote. Anything else is refused, and nothing in it is ever executed."""
+def from_bytes(data: bytes, limits: Limits = NO_STRANGER) -> Payload:
+    """The payload that `to_bytes` wrote. Anything else is refused, and nothing in it is ever executed.
+
+    Sizes, types and nesting are looked at before a tensor is made, so that bytes from a stranger cost no more memory
+    than they have themselves.
+    """
     try:
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])["__metadata__"]
-        if header["format"] != FORMAT:
-            raise ValueError(f"format is {header['format']!r}, expected {FORMAT!r}")
+        order = _order(data, limits)
         flat = decode(data)
         payload: Payload = {}
-        for name, kind, *rest in json.loads(header["order"]):
+        for name, kind, *rest in order:
+            if name in payload:
+                raise ValueError(f"'{name}' is there twice")
             if kind == "tensor":
-                payload[name] = flat[name]
+                payload[name] = flat.pop(name)
             elif kind == "group":
-                payload[name] = {inner: flat[f"{name}/{inner}"] for inner in rest[0]}
+                payload[name] = {inner: flat.pop(f"{name}/{inner}") for inner in rest[0]}
+            elif kind == "int" and type(rest[0]) is int:
+                payload[name] = rest[0]
+            elif kind == "float":
+                payload[name] = float.fromhex(rest[0])
             else:
-                payload[name] = int(rest[0]) if kind == "int" else float.fromhex(rest[0])
-    except (SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
+                raise ValueError(f"'{name}' is of no known kind")
+        if flat:
+            raise ValueError(f"'{next(iter(flat))}' belongs to nothing")
+        check(payload)
+    except (SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
+        # RuntimeError: torch's on impossible shapes, and Python's own RecursionError on deep nesting.
         raise TacitError(f"These bytes are not a payload of tacit ({error}). They were not used.") from error
     return payload
+
+
+def _order(data: bytes, limits: Limits) -> list[list[Any]]:
+    """The names of a payload in their order, from a header that keeps within the limits."""
+    if len(data) > limits.total:
+        raise ValueError(f"{len(data)} bytes, at most {limits.total} are allowed")
+    length = int.from_bytes(data[:8], "little")
+    if not 2 <= length <= min(len(data) - 8, limits.header):
+        raise ValueError(f"a header of {length} bytes, at most {min(max(len(data) - 8, 0), limits.header)} are allowed")
+    header = json.loads(data[8 : 8 + length])
+    metadata = header.pop("__metadata__") if isinstance(header, dict) else {}
+    if metadata["format"] != FORMAT:
+        raise ValueError(f"format is {metadata['format']!r}, expected {FORMAT!r}")
+    if len(header) > limits.tensors:
+        raise ValueError(f"{len(header)} tensors, at most {limits.tensors} are allowed")
+    for name, about in header.items():
+        if about["dtype"] not in DTYPES:
+            raise ValueError(f"'{name}' is of type {about['dtype']!r}, which no payload has")
+        if len(about["shape"]) > limits.axes:
+            raise ValueError(f"'{name}' has {len(about['shape'])} axes, at most {limits.axes} are allowed")
+    order: list[list[Any]] = json.loads(metadata["order"])
+    return order
 
 
 def write(path: Path, payload: Mapping[str, Value]) -> int:
@@ -165,17 +215,6 @@ def read(path: Path) -> Payload:
         return from_bytes(path.read_bytes())
     except TacitError as error:
         raise TacitError(f"{path} is damaged or is not tacit's: {error}") from error
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write, flush to disk, rename: a kill or a power cut leaves the old content or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def difference(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:

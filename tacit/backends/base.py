@@ -9,13 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tacit.data.federation import Federation
 from tacit.evaluate import PREDICT_BATCH, audit
 from tacit.kept import Kept
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Weights
+from tacit.payload import Payload, Weights
 from tacit.pieces.train import predict
-from tacit.sides import Client, Moment, Setup, Workbench
+from tacit.sides import Client, Labeled, Moment, Setup, Shard, Workbench
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,7 @@ class Outcome:
     reply: Reply
     audit: dict[str, list[float]] | None
     seconds: float
+    fault: str = ""  # why there is no reply: the site was gone, or its answer was refused
 
 
 class Backend(Protocol):
@@ -61,30 +61,45 @@ def waves(tasks: Sequence[Task]) -> Iterator[list[tuple[int, Task]]]:
         left = later
 
 
+class Shards(Protocol):
+    """Who has the data of the clients that run here: in a simulation all of them, at a real site one."""
+
+    def client_shard(self, client: int) -> Shard: ...
+
+    def truth(self, client: int) -> Tensor: ...
+
+    def test(self) -> Labeled: ...
+
+
 class Worker:
     """One process's share of the work: it has the data, the clients' disks and a few nets; one client at a time."""
 
-    def __init__(self, setup: Setup, federation: Federation, kept: Kept) -> None:
+    def __init__(self, setup: Setup, federation: Shards, kept: Kept) -> None:
         self.federation = federation
         self.kept = kept
         self.setup = setup
         self.bench = Workbench(setup)
 
     def run(self, stage: Stage, moment: Moment, wave: int, task: Task) -> Outcome:
+        kept = self.kept.read(task.client, moment.step, wave)
+        outcome, keep = self.train(stage, moment, task, kept)
+        self.kept.write(task.client, moment.step, wave, keep)
+        return outcome
+
+    def train(self, stage: Stage, moment: Moment, task: Task, kept: Payload) -> tuple[Outcome, Payload]:
+        """One client's round, without its disk: what it answers, and what it wants to keep."""
         started = time.perf_counter()
         self.bench.clear()
         shard = self.federation.client_shard(task.client)
         me = Client(self.setup, shard, moment, task.client, task.group, self.bench)
-        kept = self.kept.read(task.client, moment.step, wave)
         try:
             reply = stage.method.client_train(task, kept, me)
         except Exception as error:
             error.add_note(f"while client {task.client} trained in round {moment.round} of stage '{moment.stage}'")
             raise
-        self.kept.write(task.client, moment.step, wave, reply.keep)
         counts = audit(me.labelling, self.federation.truth(task.client), me.classes)
-        reply = dataclasses.replace(reply, keep={}, client=task.client, group=task.group)
-        return Outcome(reply, counts, time.perf_counter() - started)
+        bare = dataclasses.replace(reply, keep={}, client=task.client, group=task.group)
+        return Outcome(bare, counts, time.perf_counter() - started), reply.keep
 
     def predict_test(self, weights: Weights, part: slice) -> Tensor:
         """The probabilities of some of the test images."""

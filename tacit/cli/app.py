@@ -243,10 +243,12 @@ def complete() -> typer.Typer:
     from tacit.cli.compare import compare
     from tacit.cli.data import app as data
     from tacit.cli.figure import app as figure
+    from tacit.cli.site import app as site
 
     if not any(group.name == "data" for group in app.registered_groups):
         app.add_typer(data, name="data", help="Get and check data sets.")
         app.add_typer(figure, name="figure")
+        app.add_typer(site, name="site", help="Real sites: each party on its own machine (docs/sites.md).")
         app.command(epilog="Example: `tacit compare cbafed/quick --only cbafed --only lower --seeds 3`")(compare)
     return app
 

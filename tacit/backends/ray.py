@@ -1,0 +1,153 @@
+"""Clients on the workers of a Ray cluster: this machine's cores, or many machines. The numbers stay the same.
+
+Payloads travel as in `tacit.payload`. Ray itself moves its calls with pickle between machines that trust each other:
+this backend is for simulations on your own cluster, never for sites of other people (those use Flower).
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit import payload
+from tacit.backends.base import Outcome, Worker, one_thread, waves
+from tacit.data.dataset import Dataset
+from tacit.data.federation import Federation, make_setup
+from tacit.data.split import Split
+from tacit.errors import TacitError
+from tacit.evaluate import PREDICT_BATCH
+from tacit.experiment import Experiment
+from tacit.kept import Kept
+from tacit.method import Stage, Task
+from tacit.payload import Weights
+from tacit.sides import Moment, Setup
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise TacitError("backend.name = 'ray' needs Ray: pip install 'tacit[ray]'") from None
+    return ray
+
+
+class RayWorker:
+    """Lives in a Ray actor. It has the data, but no disk: what a client keeps comes with its task and goes back."""
+
+    def __init__(self, settings: dict[str, object], dataset: Dataset, split: Split) -> None:
+        from tacit.engine import stages_of
+
+        one_thread()
+        experiment = Experiment.model_validate(settings)
+        setup = make_setup(experiment, dataset, split)
+        nowhere = Kept(Path(os.devnull))  # never read or written: the driver has the clients' disks
+        self.worker = Worker(setup, Federation(dataset, split, setup.device), nowhere)
+        self.stages = {stage.name: stage for stage in stages_of(experiment)}
+
+    def run(self, moment: Moment, client: int, group: int, send: bytes, kept: bytes) -> tuple[bytes, bytes, Outcome]:
+        task = Task(client, payload.from_bytes(send), group)
+        outcome, keep = self.worker.train(self.stages[moment.stage], moment, task, payload.from_bytes(kept))
+        bare = replace(outcome, reply=replace(outcome.reply, send={}))
+        return payload.to_bytes(outcome.reply.send), payload.to_bytes(keep), bare
+
+    def predict(self, send: bytes, start: int, end: int) -> bytes:
+        weights = payload.weights_in(payload.from_bytes(send), "model")
+        return payload.to_bytes({"probs": self.worker.predict_test(weights, slice(start, end))})
+
+
+class RayBackend:
+    """Starts a Ray cluster here, or joins the one at `backend.address`, and keeps its workers for the whole run."""
+
+    def __init__(self, experiment: Experiment, setup: Setup, federation: Federation, kept: Path) -> None:
+        self.ray = ray = _ray()
+        self.federation = federation
+        self.kept = Kept(kept, experiment.keep)
+        settings = experiment.backend
+        self.started_here = not ray.is_initialized()
+        if self.started_here:
+            self._start(settings.address, settings.workers)
+        gpus = settings.gpus if setup.device.type == "cuda" else 0.0
+        self.check_room(gpus)
+        room = ray.cluster_resources()
+        fitting = int(room.get("GPU", 0.0) / gpus) if gpus else int(room.get("CPU", 1.0))
+        count = min(settings.workers or fitting, fitting) or 1
+        actor = ray.remote(num_cpus=1, num_gpus=gpus)(RayWorker)
+        dataset, split = ray.put(federation.dataset), ray.put(federation.split)  # one copy a machine, mapped
+        self.workers = [actor.remote(experiment.to_dict(), dataset, split) for _ in range(count)]
+
+    def _start(self, address: str, workers: int) -> None:
+        """Ray in this process; warnings and logs of its own stay out of the way."""
+        quiet = {"log_to_driver": False, "configure_logging": False}
+        try:
+            if address:
+                self.ray.init(address=address, **quiet)
+            else:
+                self.ray.init(num_cpus=workers or None, include_dashboard=False, **quiet)
+        except (ConnectionError, RuntimeError) as error:
+            where = f"There is no Ray cluster at '{address}'" if address else "Ray could not start here"
+            raise TacitError(f"{where} ({error}). Start one with `ray start --head`, or use the pool.") from error
+
+    def check_room(self, gpus: float) -> None:
+        there = self.ray.cluster_resources().get("GPU", 0.0)
+        if gpus > there:
+            self.close()
+            raise TacitError(f"backend.gpus is {gpus:g} a worker, but the cluster has {there:g} GPUs in all.")
+
+    def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
+        self.kept.forget(moment.step)
+        outcomes: dict[int, Outcome] = {}
+        for number, wave in enumerate(waves(tasks)):
+            waiting = list(wave)
+            idle = list(self.workers)
+            busy: dict[Any, tuple[int, Task, Any]] = {}
+            while waiting or busy:
+                while waiting and idle:
+                    place, task = waiting.pop(0)
+                    worker = idle.pop()
+                    kept = payload.to_bytes(self.kept.read(task.client, moment.step, number))
+                    send = payload.to_bytes(task.send)
+                    busy[worker.run.remote(moment, task.client, task.group, send, kept)] = (place, task, worker)
+                (ready,), _ = self.ray.wait(list(busy), num_returns=1)
+                place, task, worker = busy.pop(ready)
+                idle.append(worker)
+                up, keep, bare = self._result(ready)
+                self.kept.write(task.client, moment.step, number, payload.from_bytes(keep))
+                outcomes[place] = replace(bare, reply=replace(bare.reply, send=payload.from_bytes(up)))
+                done(len(outcomes))
+        return [outcomes[place] for place in range(len(tasks))]
+
+    def predict_test(self, weights: Weights) -> Tensor:
+        count = len(self.federation.split.test)
+        send = self.ray.put(payload.to_bytes({"model": weights}))
+        step = max(PREDICT_BATCH, -(-count // (len(self.workers) * PREDICT_BATCH)) * PREDICT_BATCH)
+        parts = [
+            worker.predict.remote(send, start, start + step)
+            for worker, start in zip(self.workers, range(0, count, step), strict=False)
+        ]
+        return torch.cat([payload.tensor_in(payload.from_bytes(self._result(part)), "probs") for part in parts])
+
+    def _result(self, reference: Any) -> Any:
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayActorError as error:
+            raise TacitError(
+                f"A Ray worker died ({error}). What was finished is saved: go on with --resume, with fewer workers if "
+                "memory is short (backend.workers=1)."
+            ) from None
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+
+    def kept_bytes(self) -> int:
+        return self.kept.nbytes()
+
+    def close(self) -> None:
+        for worker in getattr(self, "workers", []):
+            self.ray.kill(worker)
+        if self.started_here:
+            self.ray.shutdown()

@@ -1,0 +1,290 @@
+"""The commands for real sites: each party on its own machine, its images in its own folder."""
+
+import shlex
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from tacit.cli.app import Set, console, layers
+from tacit.errors import TacitError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+
+Home = Annotated[Path, typer.Option(help="the folder with this server's or site's keys and settings")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, no keys: to try things on this machine alone")]
+DataOf = Annotated[Path, typer.Option("--data", help="this site's own images: a folder, a table or an .npz")]
+Methods = Annotated[list[Path] | None, typer.Option("--method", help="a method file of your own that may be asked for")]
+IgnoreLabels = Annotated[bool, typer.Option("--ignore-labels", help="use this site's images without their labels")]
+SERVER, SITE = Path("tacit-server"), Path("tacit-site")
+
+
+def _say(text: str) -> None:
+    console().print(escape(text), highlight=False)
+
+
+@app.command("init-server", epilog="Example: `tacit site init-server --host hospital.example --port 8443`")
+def init_server(
+    host: Annotated[list[str] | None, typer.Option(help="a name or address by which sites reach it; repeat")] = None,
+    bind: Annotated[str, typer.Option(help="the address it listens on (0.0.0.0: all of this machine's)")] = "",
+    port: Annotated[int, typer.Option(help="the port it listens on")] = 8443,
+    home: Home = SERVER,
+    insecure: Insecure = False,
+) -> None:
+    """Make a server: a certificate authority, its certificate, a file of settings; tells what to copy where."""
+    from tacit.sites import home as homes
+
+    where = bind or ("127.0.0.1" if insecure or not host else "0.0.0.0")
+    made = homes.init_server(home, tuple(host or ()), where, port, insecure)
+    _say(f"Made {home}/ for a server on {made.bind}:{made.port}, reached as {', '.join(made.hosts)}.")
+    if insecure:
+        _say("INSECURE: no encryption and no keys. It works on this machine alone, for trying things out.")
+    copy = (
+        ""
+        if insecure
+        else (
+            f"  2. Send {home / 'ca.crt'} to every site (it is not secret). Never send ca.key or server.key.\n"
+            f"  3. Put the NAME.pub that each site sends you into {home / 'sites'}/. Make sure by another way\n"
+            "     (a call) that it really comes from that site.\n"
+        )
+    )
+    _say(
+        f"What to do now:\n  1. Let the firewall pass port {port} from the sites.\n{copy}"
+        f"  4. Start it and leave it running:   tacit site serve --home {home}\n"
+        f"  5. When all sites have joined:      tacit site run RECIPE --data FOLDER --home {home}"
+    )
+
+
+@app.command("init-client", epilog="Example: `tacit site init-client north --server hospital.example:8443`")
+def init_client(
+    name: Annotated[str, typer.Argument(help="the name of this site")],
+    server: Annotated[str, typer.Option(help="the server's name and port, as in hospital.example:8443")],
+    home: Home = SITE,
+    insecure: Insecure = False,
+) -> None:
+    """Make a site: a key pair and a file of settings; tells what to copy where. Run it at the site itself."""
+    from tacit.sites import home as homes
+
+    homes.init_site(home, name, server, insecure)
+    _say(f"Made {home}/ for the site {name} of the server {server}.")
+    if insecure:
+        _say("INSECURE: no encryption and no keys. It works on this machine alone, for trying things out.")
+    copy = (
+        ""
+        if insecure
+        else (
+            f"  1. Send {home / f'{name}.pub'} to the people of the server. Never send the file `key`: it stays here.\n"
+            f"  2. Put the ca.crt that you get from them into {home}/.\n"
+        )
+    )
+    _say(
+        f"What to do now:\n{copy}"
+        f"  3. See what would leave this site:  tacit site preview RECIPE --data FOLDER --home {home}\n"
+        f"  4. Take part, and leave it running: tacit site join --data FOLDER --home {home}"
+    )
+
+
+@app.command()
+def serve(home: Home = SERVER) -> None:
+    """Run the server. Keys that are copied into its folder `sites/` are registered while it runs."""
+    from tacit.sites import keeper
+    from tacit.sites.home import server_home
+
+    found = server_home(home)
+    _until_stopped(lambda stop: keeper.serve(_absolute(found), _say, stop))
+
+
+@app.command()
+def join(
+    data: DataOf,
+    home: Home = SITE,
+    method: Methods = None,
+    ignore_labels: IgnoreLabels = False,
+) -> None:
+    """Take part with this site's images. They stay here; what is sent is told line by line."""
+    from tacit.sites import keeper
+    from tacit.sites.home import site_home
+
+    found = site_home(home)
+    keeper.needs_flower()
+    site = _site(found, data, method, ignore_labels)
+    _until_stopped(lambda stop: keeper.join(_absolute(found), site.answer, _say, stop))
+
+
+def _site(found: Any, data: Path, method: list[Path] | None, ignore_labels: bool) -> Any:
+    from tacit.data.party import look
+    from tacit.sites.site import Settings, Site
+
+    if not data.exists():
+        raise TacitError(f"There is no {data}. Give this site's folder, table or .npz with --data.")
+    if data.suffix.lower() != ".npz":
+        look(data)  # what cannot be used says so now, not in the middle of a run
+    own = tuple(path.resolve() for path in method or ())
+    return Site(Settings(found.name, data.resolve(), found.folder.resolve(), own, ignore_labels), _say)
+
+
+def _absolute(found: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(found, folder=found.folder.resolve())
+
+
+def _until_stopped(work: Callable[[threading.Event], None]) -> None:
+    """Until Ctrl-C or a termination signal; then everything that was started is ended, too."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    work(stop)
+    _say("Stopped.")
+
+
+@app.command(epilog="Example: `tacit site run demo-digits --data server-images --out runs/first`")
+def run(
+    recipe: Annotated[
+        str, typer.Argument(help="a recipe (`tacit recipes`), a TOML file, or a run folder to repeat")
+    ] = "",
+    set_: Set = None,
+    data: Annotated[
+        Path | None, typer.Option(help="the server's own images: test images, labels if they are here")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder of the run (default: runs/NAME-seedN)")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on if a run is there, else start")] = False,
+    sites: Annotated[str, typer.Option(help="the sites that take part, as in a,b,c (default: all in sites/)")] = "",
+    wait: Annotated[float, typer.Option(help="seconds until every site must have joined")] = 300.0,
+    patience: Annotated[float, typer.Option(help="seconds that a round waits for its last reply")] = 3600.0,
+    largest_reply: Annotated[float, typer.Option(help="megabytes (0: four times what was sent, and one)")] = 0.0,
+    home: Home = SERVER,
+) -> None:
+    """Run an experiment over the sites that have joined. For the server's own machine."""
+    from tacit.experiment import resolve
+    from tacit.record import Run, default_out
+    from tacit.sites import keeper
+    from tacit.sites.home import server_home
+    from tacit.sites.jobs import Job
+
+    found = _absolute(server_home(home))
+    names = tuple(sites.split(",")) if sites else tuple(found.site_keys())
+    if not names:
+        raise TacitError(f"No site is known: {home / 'sites'}/ holds no NAME.pub. (Insecure: name them with --sites.)")
+    base, changes = layers(recipe, set_)
+    own = {"backend.name": "flower", "data.clients": len(names), **({"data.name": str(data.resolve())} if data else {})}
+    experiment = resolve(base, changes, own)
+    if not Path(experiment.data.name).exists():
+        raise TacitError(
+            f"The server's data is '{experiment.data.name}', which is no folder or file here. Give the server's own "
+            "images with --data (or a folder with facts.toml alone, if it has none)."
+        )
+    folder = (out or default_out(recipe or Path(experiment.method["name"]).stem, experiment.seed)).resolve()
+    job = Job(
+        experiment.to_dict(), str(folder), names, resume, wait, patience, int(largest_reply * 1e6), found.insecure
+    )
+    again = _again(recipe, set_, data, folder, sites, home)
+    watch = _Watch()
+    try:
+        done = keeper.follow(keeper.submit(found, job), found, watch)
+    except KeyboardInterrupt:
+        watch.stop()
+        _say(f"\nStopped. All finished rounds are saved in {folder}. To go on:\n  {again}")
+        raise typer.Exit(130) from None
+    if not done:
+        raise TacitError(
+            "The run ended before it was done: the server was stopped, or the run was killed. All finished rounds are "
+            f"saved in {folder}. Start the server again if need be, then go on with:\n  {again}"
+        )
+    summary = Run(folder).summary or {}
+    if summary.get("accuracy") is not None:
+        _say(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
+    _say(f"Written to {folder}")
+
+
+def _again(recipe: str, settings: list[str] | None, data: Path | None, out: Path, sites: str, home: Path) -> str:
+    words = ["tacit", "site", "run", *([recipe] if recipe else [])]
+    words += [word for text in settings or [] for word in ("--set", text)]
+    words += ["--data", str(data)] if data else []
+    words += ["--sites", sites] if sites else []
+    return shlex.join([*words, "--out", str(out), "--home", str(home), "--resume"])
+
+
+class _Watch:
+    """Shows the diary of a run, and remembers the process that does the work."""
+
+    def __init__(self) -> None:
+        self.process = 0
+
+    def __call__(self, entry: dict[str, Any]) -> None:
+        from tacit.cli.progress import figures
+
+        self.process = int(entry.get("process", self.process))
+        if "say" in entry:
+            _say(str(entry["say"]))
+        if "round" in entry:
+            record = entry["round"]
+            place = f"{record['stage']} round {record['round'] + 1}"
+            _say(f"{place}  {figures(record)}  ({record['seconds']:.1f} s)")
+            for refused in record["refused"]:
+                _say(f"  without {refused['why']}")
+            if record["skipped"]:
+                _say(f"  {record['skipped']}")
+
+    def stop(self) -> None:
+        import os
+        from contextlib import suppress
+
+        if self.process:
+            with suppress(ProcessLookupError):
+                os.kill(self.process, signal.SIGTERM)
+
+
+@app.command()
+def status(home: Annotated[Path | None, typer.Option(help="the folder of the server or site")] = None) -> None:
+    """Who is there, what is going on, what a site has kept and sent."""
+    from tacit.sites.home import ServerHome, read_home
+    from tacit.sites.status import tell_server, tell_site
+
+    here = home or next((folder for folder in (SERVER, SITE) if folder.is_dir()), SERVER)
+    found = read_home(here)
+    if isinstance(found, ServerHome):
+        tell_server(found, console())
+    else:
+        tell_site(found, console())
+
+
+@app.command()
+def preview(
+    data: DataOf,
+    recipe: Annotated[str, typer.Argument(help="the recipe that the server wants to run")] = "",
+    set_: Set = None,
+    facts: Annotated[
+        Path | None, typer.Option(help="facts.toml of the federation (default: as this data tells)")
+    ] = None,
+    home: Home = SITE,
+    method: Methods = None,
+    ignore_labels: IgnoreLabels = False,
+) -> None:
+    """Train one round here and show what would leave this site, in names and bytes. Nothing is sent."""
+    from tacit.experiment import resolve
+    from tacit.sites.home import read_home
+    from tacit.sites.preview import preview_site
+
+    found = read_home(home)
+    site = _site(found, data, method, ignore_labels)
+    preview_site(site, resolve(*layers(recipe, set_)), facts, console())
+
+
+@app.command()
+def rehearse(
+    recipe: Annotated[str, typer.Argument(help="a recipe for a simulation")] = "",
+    set_: Set = None,
+    out: Annotated[Path, typer.Option(help="a new folder")] = Path("rehearsal"),
+) -> None:
+    """Write a simulated split out as folders, one for each party, to try sites with known data."""
+    from tacit.engine import prepare
+    from tacit.experiment import resolve
+    from tacit.sites.rehearse import write_parties
+
+    for folder in write_parties(prepare(resolve(*layers(recipe, set_))), out):
+        _say(str(folder))

@@ -1,0 +1,1 @@
+"""The Flower app of tacit: two thin files."""

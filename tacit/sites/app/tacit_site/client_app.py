@@ -1,0 +1,15 @@
+"""At a site: hands every message to the process that has the data, and its answer back."""
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from tacit.sites.relay import hand_over
+
+app = ClientApp()
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    from tacit.sites.envelope import from_record, to_record
+
+    return Message(to_record(hand_over(from_record(message.content))), reply_to=message)

@@ -1,0 +1,90 @@
+"""What would leave a site, shown before anything is sent: a real round on the site's own images, kept to itself."""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tacit import payload
+from tacit.backends.base import Worker
+from tacit.backends.flower import Federated
+from tacit.data.party import Facts, facts_of, read_facts
+from tacit.engine import stages_of
+from tacit.experiment import Experiment
+from tacit.kept import Kept
+from tacit.method import Reply, Stage
+from tacit.payload import Payload
+from tacit.sides import Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.sites.site import OwnShard, Site, sent, site_setup
+from tacit.sites.wire import Answer, SharedFacts, pack
+from tacit.units import size_text
+
+
+def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, screen: Console) -> None:
+    """One round of every stage, by the same code that answers the server."""
+    facts = read_facts(facts_file) if facts_file else facts_of(site.settings.data, experiment.data.image_size)
+    screen.print("The same code as in a run works on this site's own images now. Nothing is sent.\n")
+    hello = pack(Answer(kind="hello", labeled=True))
+    screen.print(
+        f"Once, at the start: whether this site holds labels (yes or no), in {len(hello)} bytes.", highlight=False
+    )
+    for stage, reply in replies(site, experiment, facts):
+        table = Table("name", "type and shape", "bytes", "values", title=f"Each round of stage '{stage.name}'")
+        for name, tensor in payload.tensors(reply.send):
+            kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            table.add_row(name, kind, f"{tensor.numel() * tensor.element_size():,}", _values(tensor))
+        for name, value in reply.send.items():
+            if isinstance(value, int | float):
+                table.add_row(name, "number", "8", f"{value:g}")
+        table.add_row("(examples)", "number", "", f"{reply.examples:g}")
+        for name, number in reply.metrics.items():
+            table.add_row(f"(metric) {name}", "number", "", f"{number:g}")
+        screen.print(table)
+        screen.print(
+            f"{len(sent(reply)):,} bytes in all ({size_text(len(sent(reply)))}), names and shapes included.",
+            highlight=False,
+        )
+    screen.print(
+        "\nWeights were trained on this site's images, and small vectors count its classes or its predictions: see "
+        "'What is protected and what is not' in docs/sites.md."
+    )
+
+
+def _values(tensor: torch.Tensor) -> str:
+    """Small tensors in full: they are what a reader can judge."""
+    if tensor.numel() > 20:
+        return "weights"
+    return ", ".join(f"{value:.4g}" for value in tensor.flatten().tolist())
+
+
+def replies(site: Site, experiment: Experiment, facts: Facts) -> list[tuple[Stage, Reply]]:
+    """This site's reply in the first round of every stage it takes part in; the server is made up."""
+    shared = SharedFacts(**dataclasses.asdict(facts))
+    ask = Federated("preview", (site.settings.name,), shared).ask(experiment, 0, "hello")
+    own, shard = site._look(ask)
+    labeled = (0,) if len(shard.labeled) else ()
+    setup = site_setup(own, facts, 1, labeled)
+    found: list[tuple[Stage, Reply]] = []
+    past: dict[str, Payload] = {}
+    with tempfile.TemporaryDirectory() as folder:  # what it would keep is forgotten again
+        worker = Worker(setup, OwnShard(shard), Kept(Path(folder), own.keep))
+        for stage in stages_of(own):
+            state, tasks = _server(stage, setup, past)
+            past[stage.name] = state
+            if tasks:
+                moment = Moment(stage.name, 0, stage.rounds, len(found))
+                found.append((stage, worker.run(stage, moment, 0, tasks[0]).reply))
+    return found
+
+
+def _server(stage: Stage, setup: Setup, past: dict[str, Payload]) -> tuple[Payload, list]:
+    """The first state and tasks of a server that knows nothing: one black image stands for its labels."""
+    black = torch.zeros(1, setup.channels, setup.size, setup.size, dtype=torch.uint8, device=setup.device)
+    shard = Shard(Labeled(black, torch.zeros(1, dtype=torch.int64, device=setup.device)), black[:0])
+    bench = Workbench(setup)
+    state = stage.method.server_start(Hub(setup, shard, Moment(stage.name, -1, stage.rounds, 0), bench), past)
+    bench.clear()
+    return state, stage.method.server_send(state, Hub(setup, shard, Moment(stage.name, 0, stage.rounds, 0), bench))

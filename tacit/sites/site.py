@@ -1,0 +1,241 @@
+"""What a site does with a message: look whether it may, train, keep its memory on its own disk, answer."""
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import tacit
+from tacit import payload
+from tacit.backends.base import Worker, one_thread
+from tacit.data.party import Facts, Party, load_party
+from tacit.engine import stages_of
+from tacit.errors import TacitError
+from tacit.experiment import Experiment, pick_device, resolve
+from tacit.kept import Kept
+from tacit.method import Reply, Stage, Task, known_methods
+from tacit.sides import Labeled, Moment, Setup, Shard
+from tacit.sites.wire import WHO, Answer, Ask, pack, unpack
+from tacit.units import size_text
+from tacit.views import Views
+
+log = logging.getLogger("tacit.site")
+
+
+class Refusal(TacitError):
+    """Why a site does not do what it was asked, in words that tell the server nothing about the site's data."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OwnShard:
+    """The one shard of this site; nobody knows the true labels of its unlabelled images."""
+
+    shard: Shard
+
+    def client_shard(self, client: int) -> Shard:
+        return self.shard
+
+    def truth(self, client: int) -> Tensor:
+        return torch.full((len(self.shard.unlabeled),), -1)
+
+    def test(self) -> Labeled:
+        raise TacitError("A site has no test set.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the people at a site decide."""
+
+    name: str
+    data: Path
+    memory: Path  # a folder for what methods keep and for the list of what was sent
+    methods: tuple[Path, ...] = ()  # method files of their own that the server may ask for
+    ignore_labels: bool = False
+    largest: int = 1 << 32  # bytes of one message from the server
+
+
+class Site:
+    """Answers messages, one after the other. It imports nothing of Flower."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None] = lambda text: None) -> None:
+        self.settings = settings
+        self.say = say
+        self._parties: dict[Facts, Party] = {}
+        self._work: dict[str, tuple[tuple[Stage, ...], Worker]] = {}
+        one_thread()
+
+    def answer(self, data: bytes) -> bytes:
+        """The envelope that goes back. Whatever goes wrong, the details stay in this site's own log."""
+        if data == WHO:
+            return self.settings.name.encode()
+        try:
+            ask, content = unpack(data, Ask, self.settings.largest)
+            envelope, line = self._hello(ask) if ask.kind == "hello" else self._train(ask, content)
+        except Refusal as refusal:
+            envelope, line = pack(Answer(kind="refused", why=str(refusal))), f"refused: {refusal}"
+        except TacitError as error:
+            why = "it could not do this; its own log says why"
+            envelope, line = pack(Answer(kind="refused", why=why)), f"failed: {error}"
+        except Exception as error:
+            log.exception("The work failed.")
+            why = f"its work failed ({type(error).__name__}); its own log says where"
+            envelope, line = pack(Answer(kind="refused", why=why)), f"failed: {type(error).__name__}: {error}"
+        self.say(line)
+        return envelope
+
+    def _hello(self, ask: Ask) -> tuple[bytes, str]:
+        experiment, shard = self._look(ask)
+        held = f"{len(shard.labeled)} labelled and {len(shard.unlabeled)} unlabelled images"
+        line = f"run {ask.run}: {experiment.method['name']}, this site is client {ask.client} with {held}"
+        return pack(Answer(kind="hello", client=ask.client, labeled=len(shard.labeled) > 0)), line
+
+    def _train(self, ask: Ask, content: bytes) -> tuple[bytes, str]:
+        stages, worker = self._worker(ask)
+        stage = next((stage for stage in stages if stage.name == ask.stage), None)
+        if stage is None:
+            raise Refusal(f"the method has no stage '{ask.stage}'")
+        moment = Moment(ask.stage, ask.round, ask.rounds, ask.step)
+        task = Task(ask.client, payload.from_bytes(content), ask.group)
+        if ask.wave == 0:
+            worker.kept.forget(ask.step)
+        reply = worker.run(stage, moment, ask.wave, task).reply
+        undeclared = set(reply.send) - {name.removesuffix("?") for name in stage.method.client_sends}
+        if undeclared:
+            raise Refusal(f"the method wants to send {', '.join(sorted(undeclared))}, which it does not declare")
+        data = sent(reply)
+        self._note(ask, reply, len(data))
+        names = ", ".join(f"{name} {size}" for name, size in content_of(reply).items())
+        return data, f"{ask.stage} round {ask.round + 1}/{ask.rounds}: sent {names} ({size_text(len(data))} in all)"
+
+    def _note(self, ask: Ask, reply: Reply, size: int) -> None:
+        """One line for each answer, for whoever must account for what left this site."""
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "run": ask.run,
+            "stage": ask.stage,
+            "round": ask.round,
+            "bytes": size,
+            "send": {name: list(t.shape) for name, t in payload.tensors(reply.send)},
+            "numbers": {n: v for n, v in reply.send.items() if isinstance(v, int | float)},
+            "examples": reply.examples,
+            "metrics": reply.metrics,
+        }
+        self.settings.memory.mkdir(parents=True, exist_ok=True)
+        with (self.settings.memory / "sent.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    # --- What it is asked to do, looked at before it is done -----------------------------------------------
+
+    def _look(self, ask: Ask) -> tuple[Experiment, Shard]:
+        if ask.version != tacit.__version__:
+            raise Refusal(
+                f"it runs tacit {tacit.__version__}, the server {ask.version}: install the same version on both sides"
+            )
+        if ask.site != self.settings.name:
+            raise Refusal(f"the server takes it for '{ask.site}', but it is '{self.settings.name}'")
+        experiment = self._experiment(dict(ask.experiment))
+        return experiment, self._shard(ask, experiment)
+
+    def _experiment(self, given: dict[str, object]) -> Experiment:
+        method = given.get("method")
+        name = str(method.get("name")) if isinstance(method, dict) else ""
+        own = {path.name: path for path in self.settings.methods}
+        if name in own:
+            given["method"] = {**method, "name": str(own[name])}  # type: ignore[dict-item]
+        elif name not in known_methods():  # a path from elsewhere would be a way to run any file that lies here
+            there = ", ".join([*known_methods(), *own])
+            raise Refusal(
+                f"it has no method '{name[:80]}' (it has: {there}). Install a tacit that has it, or join with --method"
+            )
+        try:
+            return resolve(given)
+        except TacitError as error:
+            raise Refusal(f"the experiment does not fit its tacit: {str(error)[:500]}") from None
+
+    def _shard(self, ask: Ask, experiment: Experiment) -> Shard:
+        party, placement = self._party(ask), experiment.data.placement
+        labeled = party.labels >= 0
+        if placement == "server" and labeled.any():
+            raise Refusal(
+                "it holds labels, but the recipe has them at the server alone: join with --ignore-labels, or choose "
+                "another data.placement"
+            )
+        if placement == "clients" and not labeled.any():
+            raise Refusal("it holds no labels, but the recipe has labels at every site: use placement some-clients")
+        device = _device(experiment)
+        images = torch.from_numpy(party.images)
+        mask = torch.from_numpy(labeled)
+        known = Labeled(images[mask].to(device), torch.from_numpy(party.labels)[mask].to(device))
+        # As in a simulation: where every client has a few labels, those images count as unlabelled data, too.
+        return Shard(known, (images if placement == "clients" else images[~mask]).to(device))
+
+    def _party(self, ask: Ask) -> Party:
+        facts = Facts(**ask.facts.model_dump())
+        if facts not in self._parties:
+            try:
+                party = load_party(self.settings.data, facts)
+            except TacitError as error:  # the text may name files: it stays here
+                self.say(f"the data does not fit: {error}")
+                raise Refusal(
+                    "its data does not fit the federation's classes or images; its own log says why"
+                ) from None
+            self._parties = {facts: party.without_labels() if self.settings.ignore_labels else party}
+        return self._parties[facts]
+
+    def _worker(self, ask: Ask) -> tuple[tuple[Stage, ...], Worker]:
+        same = json.dumps(
+            ask.model_dump(include={"version", "run", "experiment", "facts", "site", "clients", "client"})
+        )
+        same += str(ask.labeled_clients)
+        if same not in self._work:
+            experiment, shard = self._look(ask)
+            setup = site_setup(experiment, Facts(**ask.facts.model_dump()), ask.clients, ask.labeled_clients)
+            kept = Kept(self.settings.memory / "kept" / ask.run, experiment.keep)
+            self._work = {same: (stages_of(experiment), Worker(setup, OwnShard(shard), kept))}
+        return self._work[same]
+
+
+def site_setup(experiment: Experiment, facts: Facts, clients: int, labeled_clients: tuple[int, ...]) -> Setup:
+    """What everybody knows before the first round, the same on the server and at every site."""
+    views = experiment.views
+    flip = facts.mirror if views.flip == "auto" else views.flip == "yes"
+    return Setup(
+        seed=experiment.seed,
+        classes=facts.classes,
+        channels=facts.channels,
+        size=facts.size,
+        clients=clients,
+        labeled_clients=labeled_clients,
+        net=experiment.net,
+        train=experiment.train,
+        views=Views(mean=facts.mean, std=facts.std, weak=views.weak, strong=views.strong, flip=flip),
+        participation=experiment.participation,
+        device=_device(experiment),
+    )
+
+
+def _device(experiment: Experiment) -> torch.device:
+    """Each site has its own machine: the recipe may say cpu, anything else means the best that is there."""
+    return pick_device("cpu" if experiment.device == "cpu" else "auto")
+
+
+def sent(reply: Reply) -> bytes:
+    """The very bytes that leave a site for a reply."""
+    answer = Answer(
+        kind="train",
+        client=reply.client,
+        group=reply.group,
+        examples=float(reply.examples),
+        metrics={name: float(value) for name, value in reply.metrics.items()},
+    )
+    return pack(answer, payload.to_bytes(reply.send))
+
+
+def content_of(reply: Reply) -> dict[str, str]:
+    """What is in a reply, by name, in bytes."""
+    return {name: size_text(payload.nbytes({name: value})) for name, value in reply.send.items()}

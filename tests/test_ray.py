@@ -1,0 +1,59 @@
+"""On a local Ray cluster with two workers: the same bytes as in one process, also after a stop."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runs import TINY, digest, timeless
+from tacit.engine import Silence, run_experiment
+from tacit.errors import TacitError
+from tacit.experiment import Experiment, resolve
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One cluster for all tests here; a run uses the one that is there."""
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+def smoke(name: str, placement: str, **settings: object) -> Experiment:
+    changes = {key.replace("__", "."): value for key, value in settings.items()}
+    return resolve({"method.name": name, "method.preset": "smoke", "data.placement": placement}, TINY, changes)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_ray_is_local_also_after_a_stop(tmp_path: Path) -> None:
+    local = run_experiment(smoke("bsemifl", "server"), tmp_path / "local")
+    on_ray = smoke("bsemifl", "server", backend__name="ray", backend__workers=2)
+
+    class Stop(Silence):
+        def client_done(self, moment: object, done: int, asked: int) -> None:
+            if moment.step == 1 and done == 2:  # type: ignore[attr-defined]
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(on_ray, tmp_path / "ray", watcher=Stop())
+    resumed = run_experiment(on_ray, tmp_path / "ray", resume=True)
+    assert digest(resumed) == digest(local)
+    assert timeless(resumed) == timeless(local)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    from tacit.backends.ray import RayBackend
+
+    with pytest.raises(TacitError, match=r"backend.gpus is 0.5 a worker, but the cluster has 0 GPUs"):
+        RayBackend.check_room(_Bare(), 0.5)  # type: ignore[arg-type]
+
+
+class _Bare:
+    """A backend without workers: what `check_room` needs."""
+
+    ray = ray
+
+    def close(self) -> None: ...

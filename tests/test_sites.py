@@ -1,0 +1,492 @@
+"""Sites without Flower: the same code, with the messages handed over in this process. Flower itself is in
+test_sites_flower.py."""
+
+import asyncio
+import io
+import json
+import struct
+import tomllib
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import save
+
+from runs import TINY, digest
+from tacit import payload
+from tacit.backends.flower import Silent, read_reply
+from tacit.data.party import FACTS, Facts, facts_of, load_party, read_facts
+from tacit.engine import Silence, prepare, run_experiment
+from tacit.errors import TacitError
+from tacit.experiment import Experiment, resolve
+from tacit.method import Task, find_method, known_methods
+from tacit.payload import Limits
+from tacit.record import Run
+from tacit.sites import process
+from tacit.sites.home import init_server, init_site, read_home, site_home
+from tacit.sites.jobs import Job
+from tacit.sites.preview import preview_site, replies
+from tacit.sites.rehearse import write_parties
+from tacit.sites.relay import SOCKET, Desk, hand_over
+from tacit.sites.server import run_at_sites
+from tacit.sites.site import Settings, Site, sent
+from tacit.sites.wire import MARK, Answer, pack, unpack
+
+SMOKE = {"method.preset": "smoke", "data.clients": 3, **TINY}
+
+
+class Here:
+    """A transport without a network: sites answer one after the other, the last one first."""
+
+    def __init__(self, sites: Mapping[str, Site]) -> None:
+        self.sites = dict(sites)
+        self.seen: list[tuple[bytes, bytes]] = []
+
+    def ask(
+        self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
+    ) -> dict[str, bytes | Silent]:
+        answers: dict[str, bytes | Silent] = {}
+        for name, envelope in reversed(list(envelopes.items())):
+            answer = self.sites[name].answer(envelope)
+            self.seen.append((envelope, answer))
+            answers[name] = answer
+            done(name)
+        return answers
+
+
+def simulated(method: str, placement: str, **more: object) -> Experiment:
+    return resolve({"method.name": method, "data.placement": placement, **SMOKE}, more)
+
+
+def at_sites(experiment: Experiment, folder: Path, **more: object) -> tuple[Job, dict[str, Site]]:
+    """The parties of a simulation as folders, a site for each, and the job of running over them."""
+    if not (folder / "parties").exists():
+        write_parties(prepare(experiment), folder / "parties")
+    sites = {
+        f"site-{k}": Site(Settings(f"site-{k}", folder / "parties" / f"site-{k}", folder / f"memory-{k}"))
+        for k in range(3)
+    }
+    changes = {"data.name": str(folder / "parties" / "server"), "backend.name": "flower", **more}
+    return Job(resolve(experiment.to_dict(), changes).to_dict(), str(folder / "run"), tuple(sites)), sites
+
+
+PAIRS = [(name, find_method(name).placements[0]) for name in known_methods()]
+PAIRS += [(name, place) for name in ("cbafed", "feddb") for place in find_method(name).placements[1:]]
+
+
+@pytest.mark.parametrize(("name", "placement"), PAIRS, ids=[f"{n}-{p}" for n, p in PAIRS])
+def test_sites_end_with_the_model_of_the_simulation(name: str, placement: str, tmp_path: Path) -> None:
+    experiment = simulated(name, placement)
+    local = run_experiment(experiment, tmp_path / "local")
+    job, sites = at_sites(experiment, tmp_path)
+    run = run_at_sites(job, Here(sites), Silence())
+    assert digest(run) == digest(local)
+    assert [r.get("accuracy") for r in run.records] == [r.get("accuracy") for r in local.records]
+    assert not any(record["refused"] for record in run.records)
+    assert not run.kept_folder.exists()
+
+
+def test_stopped_and_gone_on_with_is_the_same(tmp_path: Path) -> None:
+    """Stopped in the middle of the second round, when one site has already kept something."""
+    experiment = simulated("bsemifl", "server", rounds=3)
+    local = run_experiment(experiment, tmp_path / "local")
+    job, sites = at_sites(experiment, tmp_path)
+
+    class Stop(Silence):
+        def client_done(self, moment: object, done: int, asked: int) -> None:
+            if moment.round == 1 and done == 2:  # type: ignore[attr-defined]
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_at_sites(job, Here(sites), Stop())
+    again = {name: Site(site.settings) for name, site in sites.items()}  # new processes, the same disks
+    run = run_at_sites(replace(job, resume=True), Here(again), Silence())
+    assert digest(run) == digest(local)
+    assert len({path.parent.parent for path in tmp_path.glob("memory-*/kept/*/*/*")}) == 3  # one run each, not two
+
+
+def test_nothing_but_the_reply_leaves_a_site_and_nothing_of_the_servers_machine_arrives(tmp_path: Path) -> None:
+    experiment = simulated("bsemifl", "server", title="secret plan")
+    job, sites = at_sites(experiment, tmp_path)
+    here = Here(sites)
+    run_at_sites(job, here, Silence())
+    for envelope, answer in here.seen:
+        assert str(tmp_path).encode() not in envelope + answer
+        assert b"secret plan" not in envelope
+        header, content = unpack(answer, Answer)
+        assert header.kind == "hello" or set(payload.from_bytes(content)) == {"model"}
+        assert len(content) < 110_000  # weights; no image would fit beside them unnoticed
+
+
+def test_a_site_that_is_away_or_fails_is_named_and_the_round_goes_on(tmp_path: Path) -> None:
+    experiment = simulated("fedavg", "clients")
+    job, sites = at_sites(experiment, tmp_path)
+    here = Here(sites)
+    ask = here.ask
+
+    def broken(envelopes: Mapping[str, bytes], *rest: object) -> dict[str, bytes | Silent]:
+        answers = ask(envelopes, *rest)  # type: ignore[arg-type]
+        header, _ = unpack(answers["site-0"], Answer)  # type: ignore[arg-type]
+        return answers if header.kind == "hello" else {**answers, "site-1": Silent("it is not there")}
+
+    here.ask = broken  # type: ignore[method-assign]
+    run = run_at_sites(job, here, Silence())
+    assert run.records[0]["answered"] == [0, 2]
+    assert run.records[0]["refused"] == [{"client": 1, "why": "site-1: it is not there"}]
+
+
+# --- What a site refuses ----------------------------------------------------------------------------------
+
+
+def refusal(job: Job, sites: dict[str, Site]) -> str:
+    with pytest.raises(TacitError) as caught:
+        run_at_sites(job, Here(sites), Silence())
+    assert not Path(job.out).exists()
+    return str(caught.value)
+
+
+def test_sites_say_no_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = simulated("fedavg", "clients")
+    job, sites = at_sites(experiment, tmp_path)
+    away = {**sites, "site-1": Site(replace(sites["site-1"].settings, name="somebody"))}
+    assert "site-1: the server takes it for 'site-1', but it is 'somebody'" in refusal(job, away)
+
+    at_server = replace(
+        job, experiment=simulated("fedavg", "server", **{"data.name": job.experiment["data"]["name"]}).to_dict()
+    )
+    assert "it holds labels, but the recipe has them at the server alone" in refusal(at_server, sites)
+
+    (tmp_path / "evil.py").write_text("raise SystemExit('this file was run')")
+    lie = replace(job, experiment={**job.experiment, "method": {"name": "fedavg", "preset": "smoke"}})
+    monkeypatch.setattr(
+        "tacit.backends.flower.for_sites", lambda e: {**e.to_dict(), "method": {"name": str(tmp_path / "evil.py")}}
+    )
+    assert "it has no method" in refusal(lie, sites)  # a path from elsewhere is never loaded
+    monkeypatch.undo()
+
+    monkeypatch.setattr("tacit.sites.site.tacit.__version__", "9.9")
+    monkeypatch.setattr("tacit.backends.flower.tacit", type("Old", (), {"__version__": "0.0"}))
+    assert "it runs tacit 9.9, the server 0.0: install the same version" in refusal(job, sites)
+
+
+def test_what_goes_wrong_with_the_data_stays_at_the_site(tmp_path: Path) -> None:
+    experiment = simulated("fedavg", "clients")
+    job, sites = at_sites(experiment, tmp_path)
+    table = tmp_path / "parties" / "site-2" / "images.csv"
+    table.write_text(table.read_text().replace("images/", "images/patient-Jane-Doe-"))
+    said: list[str] = []
+    sites["site-2"] = Site(sites["site-2"].settings, said.append)
+    told = refusal(job, sites)
+    assert "site-2: its data does not fit" in told
+    assert "Jane" not in told
+    assert any("Jane" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"data.reveal": "all"}, "simulations only"), ({"keep.latest": 1}, "each site has its own disk")],
+    ids=["reveal", "keep"],
+)
+def test_what_only_a_simulation_can_do_is_refused(change: dict, why: str, tmp_path: Path) -> None:
+    job, sites = at_sites(simulated("fedavg", "clients"), tmp_path, **change)
+    assert why in refusal(job, sites)
+
+
+def test_flower_is_no_backend_of_a_simulation(tmp_path: Path) -> None:
+    with pytest.raises(TacitError, match="tacit site run"):
+        run_experiment(simulated("fedavg", "clients", **{"backend.name": "flower"}), tmp_path / "run")
+
+
+# --- Hostile bytes ----------------------------------------------------------------------------------------
+
+
+def header_of(tensors: dict, order: object, **metadata: str) -> bytes:
+    about = {"format": payload.FORMAT, "order": order if isinstance(order, str) else json.dumps(order), **metadata}
+    text = json.dumps({"__metadata__": about, **tensors}).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def one(dtype: str, shape: list[int], size: int) -> bytes:
+    """A payload with one tensor of this type and shape, and this many bytes for it."""
+    about = {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}
+    return header_of({"t": about}, [["t", "tensor"]]) + b"1" * size
+
+
+F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+DEEP = '{"__metadata__": ' + "[" * 100_000 + "]" * 100_000 + "}"
+HOSTILE = {
+    "header longer than the file": struct.pack("<Q", 1 << 40) + b"{}",
+    "negative length": b"\xff" * 8 + b"{}",
+    "deep header": struct.pack("<Q", len(DEEP)) + DEEP.encode(),
+    "deep order": header_of({}, "[" * 100_000),
+    "huge shape, no data": one("F32", [2**40, 2**20], 0),
+    "a shape beyond 64 bits": one("F32", [2**62, 2**62, 0], 4),
+    "empty with a huge axis": one("F32", [0, 2**63], 0),
+    "overlapping tensors": header_of({"a": F32, "b": F32}, [["a", "tensor"], ["b", "tensor"]]) + b"1234",
+    "8-bit floats": one("F8_E4M3", [1], 1),
+    "complex numbers": one("C64", [1], 8),
+    "many axes": one("U8", [1] * 30, 1),
+    "a tensor nobody names": header_of({"t": F32}, []) + b"1234",
+    "a name twice": header_of({"t": F32}, [["t", "tensor"], ["t", "int", 1]]) + b"1234",
+    "a group in a group": header_of({"t": F32}, [["m", "group", [["t"]]]]) + b"1234",
+    "a number that is a list": header_of({}, [["n", "int", [1]]]),
+    "a float beyond floats": header_of({}, [["n", "float", "0x1p99999"]]),
+    "a name with a slash": header_of({}, [["a/b", "int", 1]]),
+    "an unknown kind": header_of({}, [["n", "python/object", "os.system"]]),
+    "other safetensors": save({"t": torch.zeros(2)}),
+    "a pickle": b"\x80\x04\x95\x1b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_payloads_are_refused(name: str) -> None:
+    with pytest.raises(TacitError, match="not a payload of tacit"):
+        payload.from_bytes(HOSTILE[name])
+    envelope = pack(Answer(kind="train"), HOSTILE[name])
+    with pytest.raises(TacitError, match="not a payload of tacit"):
+        read_reply(envelope, Task(0, {}), 1 << 20)
+
+
+def test_limits_hold_before_anything_is_made() -> None:
+    data = payload.to_bytes({"model": {f"w{i}": torch.zeros(10) for i in range(20)}})
+    assert len(payload.from_bytes(data)["model"]) == 20  # type: ignore[arg-type]
+    for limits in (Limits(total=len(data) - 1), Limits(tensors=19), Limits(header=100)):
+        with pytest.raises(TacitError, match="at most"):
+            payload.from_bytes(data, limits)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"hello",
+        MARK,
+        MARK + struct.pack("<I", 1 << 31) + b"{}",
+        MARK + struct.pack("<I", 2) + b"[]",
+        MARK + struct.pack("<I", 200_000) + b"[" * 200_000,
+        pack(Answer(kind="train")).replace(b'"examples": 0.0', b'"examples": "9"'),
+        pack(Answer(kind="train")).replace(b'"client": 0', b'"client": -1'),
+        pack(Answer(kind="train", why="x" * 1000)).replace(b"xx", b'x", "extra": "', 1),
+    ],
+)
+def test_hostile_envelopes_are_refused(data: bytes) -> None:
+    with pytest.raises(TacitError):
+        unpack(data, Answer)
+
+
+def test_a_reply_far_too_large_or_to_another_question_is_refused() -> None:
+    task = Task(1, {"model": {"w": torch.zeros(10)}})
+    large = pack(Answer(kind="train", client=1), b"x" * 5_000)
+    with pytest.raises(TacitError, match=r"an answer of \d+ bytes, at most 4000 were expected"):
+        read_reply(large, task, 4_000)
+    with pytest.raises(TacitError, match="another question"):
+        read_reply(pack(Answer(kind="train", client=2), payload.to_bytes({})), task, 4_000)
+
+
+def test_a_site_answers_strange_bytes_without_a_word_of_itself(tmp_path: Path) -> None:
+    said: list[str] = []
+    site = Site(Settings("a", tmp_path, tmp_path), said.append)
+    for data in (b"", b"hello", pack(Answer(kind="hello"))):
+        header, rest = unpack(site.answer(data), Answer)
+        assert (header.kind, rest) == ("refused", b"")
+    assert len(said) == 3
+
+
+# --- The doors that Flower leaves open --------------------------------------------------------------------
+
+
+def call(path: str, client: str, server: str = "10.0.0.1") -> int:
+    """The status of a call to a guarded application that would answer 200 to anything."""
+    statuses: list[int] = []
+
+    async def application(scope: dict, receive: object, send: Callable) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def note(message: dict) -> None:
+        statuses.append(message.get("status", 0))
+
+    scope = {"type": "http", "path": path, "client": (client, 5), "server": (server, 8443)}
+    asyncio.run(process.guarded(application)(scope, None, note))  # type: ignore[arg-type]
+    return statuses[0]
+
+
+def test_other_machines_reach_what_sites_need_and_nothing_else() -> None:
+    assert call("/v1/fleet/pull-messages", "10.0.0.9") == 200
+    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleet", "/V1/control/start-run"):
+        assert call(path, "10.0.0.9") == 403
+        assert call(path, "127.0.0.1") == 200
+        assert call(path, "10.0.0.1") == 200  # the server itself, by its own address
+
+
+def bundle(**changes: bytes) -> bytes:
+    files = {**process.own_app(), ".info/CONTENT": b"...", **changes}
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def test_a_site_runs_its_own_app_and_no_other() -> None:
+    assert process.same_app(bundle())
+    client = process.own_app()["tacit_site/client_app.py"]
+    pyproject = process.own_app()["pyproject.toml"]
+    assert not process.same_app(bundle(**{"tacit_site/client_app.py": client + b"\nimport os"}))
+    assert not process.same_app(bundle(**{"tacit/__init__.py": b""}))  # would be imported instead of the real one
+    assert not process.same_app(bundle(**{"sitecustomize.py": b""}))
+    assert not process.same_app(
+        bundle(**{"pyproject.toml": pyproject.replace(b"tacit_site.client_app:app", b"os:system")})
+    )
+    assert not process.same_app(b"no zip")
+
+
+def test_flower_builds_the_bundle_that_sites_accept() -> None:
+    build = pytest.importorskip("flwr.cli.build")
+    assert process.same_app(build.build_fab_from_files(process.own_app())[0])
+
+
+# --- Folders, keys, commands ------------------------------------------------------------------------------
+
+
+def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    from cryptography import x509
+
+    init_server(tmp_path / "server", ("hospital.example", "10.1.2.3"), "0.0.0.0", 8443, insecure=False)
+    init_site(tmp_path / "site", "north", "hospital.example:8443", insecure=False)
+    for name in ("server/ca.key", "server/server.key", "site/key"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    names = x509.load_pem_x509_certificate((tmp_path / "server" / "server.crt").read_bytes()).extensions
+    alternative = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {"hospital.example", "localhost"} <= set(alternative.get_values_for_type(x509.DNSName))
+    assert "10.1.2.3" in {str(address) for address in alternative.get_values_for_type(x509.IPAddress)}
+    key = (tmp_path / "site" / "key").read_bytes()
+    for again in (
+        lambda: init_site(tmp_path / "site", "north", "hospital.example:8443", insecure=False),
+        lambda: init_server(tmp_path / "server", (), "127.0.0.1", 1, insecure=False),
+    ):
+        with pytest.raises(TacitError, match="already has"):
+            again()
+    assert (tmp_path / "site" / "key").read_bytes() == key
+    with pytest.raises(TacitError, match=r"copy ca\.crt from the server"):
+        site_home(tmp_path / "site")
+
+
+def test_insecure_is_for_this_machine_alone(tmp_path: Path) -> None:
+    with pytest.raises(TacitError, match="no encryption and no keys"):
+        init_server(tmp_path / "a", (), "0.0.0.0", 8443, insecure=True)
+    with pytest.raises(TacitError, match="no encryption and no keys"):
+        init_site(tmp_path / "b", "north", "hospital.example:8443", insecure=True)
+    init_server(tmp_path / "c", (), "127.0.0.1", 8443, insecure=True)
+    assert read_home(tmp_path / "c").insecure
+    assert not (tmp_path / "c" / "ca.key").exists()
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", ".hidden", "a" * 80])
+def test_odd_names_of_sites_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TacitError, match="no name for a site"):
+        init_site(tmp_path / "x", name, "localhost:1", insecure=True)
+
+
+def test_the_desk_hands_over_large_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(lambda data: data[::-1])
+    try:
+        monkeypatch.setenv(SOCKET, str(desk.path))
+        assert desk.path.parent.stat().st_mode & 0o077 == 0
+        message = bytes(range(256)) * 20_000
+        assert hand_over(message) == message[::-1]
+        assert hand_over(b"") == b""
+    finally:
+        desk.close()
+
+
+def test_preview_shows_the_very_bytes_and_sends_nothing(tmp_path: Path) -> None:
+    experiment = simulated("cbafed", "some-clients")
+    job, sites = at_sites(experiment, tmp_path)
+    site = sites["site-0"]
+    facts = tmp_path / "parties" / "server" / FACTS
+    screen = Console(file=io.StringIO(), width=200)
+    preview_site(site, experiment, facts, screen)
+    text = screen.file.getvalue()  # type: ignore[attr-defined]
+    found = {stage.name: reply for stage, reply in replies(site, experiment, read_facts(facts))}
+    assert set(found) == {"warm-up", "main"}
+    assert f"{len(sent(found['main'])):,} bytes in all" in text
+    assert "counts" in text
+    assert "trained_on" in text
+    assert not list(tmp_path.glob("memory-0/**/*.safetensors"))
+    assert not (tmp_path / "memory-0" / "sent.jsonl").exists()
+    here = Here(sites)
+    run_at_sites(job, here, Silence())
+    names = {n for _, answer in here.seen if len(answer) > 1000 for n in payload.from_bytes(unpack(answer, Answer)[1])}
+    assert names == {"model", "counts"} == set(found["main"].send)
+
+
+# --- A party's own data -----------------------------------------------------------------------------------
+
+GREY = Facts(("cat", "dog", "owl"), 1, 8, (0.5,), (0.25,))
+
+
+def paint(path: Path, value: int, mode: str = "L") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (8, 8), value).save(path)
+
+
+def test_a_party_may_lack_classes_and_labels(tmp_path: Path) -> None:
+    paint(tmp_path / "some" / "owl" / "a.png", 1)
+    paint(tmp_path / "some" / "unlabeled" / "b.png", 2)
+    paint(tmp_path / "loose" / "c.png", 3)
+    some, loose = load_party(tmp_path / "some", GREY), load_party(tmp_path / "loose", GREY)
+    assert some.labels.tolist() == [2, -1]  # numbered by the federation, not by this folder
+    assert some.images[:, 0, 0, 0].tolist() == [1, 2]
+    assert loose.labels.tolist() == [-1]
+    colour = load_party(tmp_path / "some", replace(GREY, channels=3, mean=(0.5,) * 3, std=(0.2,) * 3))
+    assert colour.images.shape == (2, 3, 8, 8)
+    paint(tmp_path / "some" / "ufo" / "a.png", 1)
+    with pytest.raises(TacitError, match="classes ufo, which this federation does not know"):
+        load_party(tmp_path / "some", GREY)
+
+
+def test_an_npz_of_a_party(tmp_path: Path) -> None:
+    images = np.arange(3 * 64, dtype=np.uint8).reshape(3, 8, 8)
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=np.array([1, -1, 0]), classes=np.array(["owl", "cat"]))
+    party = load_party(tmp_path / "own.npz", GREY)
+    assert party.labels.tolist() == [0, -1, 2]  # by the names of the classes
+    assert np.array_equal(party.images[:, 0], images)
+    np.savez(tmp_path / "bare.npz", x_train=images, y_train=np.array([1, -1, 7]))
+    with pytest.raises(TacitError, match="the label 7, but this federation has 3 classes"):
+        load_party(tmp_path / "bare.npz", GREY)
+
+
+def test_facts_come_from_a_file_or_from_the_servers_images(tmp_path: Path) -> None:
+    for number, name in enumerate(("cat", "dog")):
+        paint(tmp_path / "train" / name / "a.png", 100 * number)
+    told = facts_of(tmp_path / "train")
+    assert (told.classes, told.channels, told.size, told.mean) == (("cat", "dog"), 1, 8, (50 / 255,))
+    GREY.save(tmp_path / "train" / FACTS)
+    assert facts_of(tmp_path / "train") == GREY
+    assert tomllib.loads((tmp_path / "train" / FACTS).read_text())["classes"] == ["cat", "dog", "owl"]
+    (tmp_path / "bad.toml").write_text("classes = ['a', 'b']")
+    with pytest.raises(TacitError, match="does not tell the facts"):
+        read_facts(tmp_path / "bad.toml")
+
+
+def test_a_run_at_sites_is_a_normal_run(tmp_path: Path) -> None:
+    job, sites = at_sites(simulated("fedavg", "clients"), tmp_path)
+    run = run_at_sites(job, Here(sites), Silence())
+    again = Run(run.folder)
+    assert again.summary is not None
+    assert again.summary["accuracy"] == again.records[-1]["accuracy"]
+    assert again.experiment.backend.name == "flower"
+    assert again.split_path.is_file()
+    assert {p.name for p in run.folder.iterdir()} >= {
+        "experiment.toml",
+        "rounds.jsonl",
+        "model.safetensors",
+        "sites.json",
+    }
