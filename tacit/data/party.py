@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import tomli_w
+from PIL import Image
 
 from tacit.data.arrays import hold_out, mean_and_std
-from tacit.data.dataset import Dataset
-from tacit.data.federation import adapt
 from tacit.data.folder_report import FolderReport, Item
-from tacit.data.images import centre_square, open_image, pixels
+from tacit.data.images import open_image, pixels
 from tacit.data.own import HELD_OUT, inspect_folder, inspect_table
 from tacit.data.readers import read_npz
 from tacit.errors import TacitError
@@ -130,6 +129,15 @@ def _numbers(names: Sequence[str], facts: Facts, path: Path) -> dict[str, int]:
     return {name: facts.classes.index(name) for name in names}
 
 
+def _fitted(images: np.ndarray, facts: Facts) -> np.ndarray:
+    """Arrays by the rule that files follow; those of the right size stay as they are."""
+    result = np.empty((len(images), facts.channels, facts.size, facts.size), np.uint8)
+    for place, image in enumerate(images):
+        picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+        result[place] = pixels(picture, facts.size, grey=facts.channels == 1)
+    return result
+
+
 def _npz(path: Path, facts: Facts) -> Party:
     arrays = read_npz(path)
     numbers = list(range(len(facts.classes)))
@@ -140,13 +148,9 @@ def _npz(path: Path, facts: Facts) -> Party:
     if highest >= len(numbers):
         raise TacitError(f"{path} has the label {highest}, but this federation has {len(numbers)} classes (from 0).")
     to_number = np.array([*numbers, -1], np.int64)  # the label -1 stays -1
-    parts = []
-    for images in (arrays.train_images, arrays.test_images):
-        square = centre_square(images)
-        bare = Dataset("party", square, np.zeros(0), square[:0], np.zeros(0), facts.classes, facts.mean, facts.std)
-        parts.append(adapt(bare, facts.size, rgb=facts.channels == 3).train_images)
-    if parts[0].shape[1] != facts.channels:
+    if arrays.train_images.shape[1] > facts.channels:
         raise TacitError(f"{path} holds colour images, but this federation works on grey ones.")
+    parts = [_fitted(images, facts) for images in (arrays.train_images, arrays.test_images)]
     return Party(parts[0], to_number[arrays.train_labels], parts[1], to_number[arrays.test_labels])
 
 
