@@ -24,7 +24,7 @@ from tacit.evaluate import accuracies, score, sum_up
 from tacit.experiment import Experiment
 from tacit.kept import Kept
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Payload
+from tacit.payload import Payload, weights_in
 from tacit.record import OpenRun, Run, check_same
 from tacit.sides import Hub, Moment, Setup, Workbench
 from tacit.use.handover import handover
@@ -278,8 +278,8 @@ class Engine:
         """How good each client's model was before the merge, in the order of `answered`. None: it sent no model."""
         local: list[dict[str, Any]] = []
         for reply in replies:
-            weights = reply.send.get("model")
-            probs = self.backend.predict_test(weights) if isinstance(weights, dict) else None
+            is_model = isinstance(reply.send.get("model"), Mapping)
+            probs = self.backend.predict_test(weights_in(reply.send, "model")) if is_model else None
             local.append(score(probs, self.test_labels) if probs is not None else {})
         return {f"clients_{name}": [scores.get(name) for scores in local] for name in ("accuracy", "per_class")}
 
@@ -364,9 +364,9 @@ def flaw(expected: Mapping[str, str], task: Task, reply: Reply, state: Payload, 
         value = reply.send[bare]
         if kind == "weights":
             like = task.send.get(bare, state.get(bare))
-            if not isinstance(value, dict):
+            if not isinstance(value, Mapping):
                 return f"'{bare}' is not a group of tensors"
-            if isinstance(like, dict) and (wrong := payload.difference(value, like)):
+            if isinstance(like, Mapping) and (wrong := payload.difference(value, like)):
                 return f"{bare}: {wrong}"
         elif kind.startswith("["):
             shape = [classes if part == "K" else int(part) for part in kind.strip("[]").split(",")]

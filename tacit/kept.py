@@ -8,6 +8,7 @@ settings bound the disk: `keep.half` writes weights in half precision, `keep.lat
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -61,6 +62,42 @@ class Kept:
             for _, path in committed(versions[name], step)[:-1]:
                 path.unlink(missing_ok=True)
 
+    def clients(self) -> list[int]:
+        """Who keeps something here."""
+        return sorted(int(home.name.removeprefix("client-")) for home in self.folder.glob("client-*"))
+
+    def forget(self, step: int) -> None:
+        """Before a round, when nobody is at work: remove what neither this round nor a resume can ask for."""
+        Census(self).forget(step)
+
+    def nbytes(self) -> int:
+        """Disk in use by all clients."""
+        return Census(self).nbytes()
+
+
+class Census:
+    """What lies on the disks of all clients of a simulation, without looking at all of them in each round.
+
+    It looks once at everybody; after that only at those who were asked (`look`), because nobody else has changed.
+    """
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+        self.versions: dict[int, dict[str, list[Version]]] = {}
+        self.bytes: dict[int, int] = {}
+        self.changed: set[int] = set()
+        self.look(kept.clients())
+
+    def look(self, clients: Iterable[int]) -> None:
+        """These may have kept something since."""
+        for client in set(clients):
+            found = self.kept._versions(self.kept._home(client))
+            self.changed.add(client)
+            self.versions[client] = found
+            self.bytes[client] = sum(path.stat().st_size for files in found.values() for _, path in files)
+            if not found:
+                del self.versions[client], self.bytes[client]
+
     def forget(self, step: int) -> None:
         """Before a round, when nobody is at work: remove what neither this round nor a resume can ask for.
 
@@ -68,24 +105,35 @@ class Kept:
         (of one round the lower numbers first). It looks at finished rounds alone, so a round that is run again
         forgets the same clients.
         """
-        last_kept: dict[int, list[Version]] = {}
-        for home in self.folder.glob("client-*"):
-            names = [committed(found, step) for found in self._versions(home).values()]
-            for _, path in (version for found in names for version in found[:-1]):
-                path.unlink(missing_ok=True)
-            if newest := [found[-1] for found in names if found]:
-                last_kept[int(home.name.removeprefix("client-"))] = newest
-        if self.settings.latest:
-            order = sorted(last_kept, key=lambda client: (-max(when[0] for when, _ in last_kept[client]), client))
-            for client in order[self.settings.latest :]:
-                for _, path in last_kept[client]:
+        touched = self.changed & self.versions.keys()
+        self.changed = set()
+        for client in touched:
+            for found in self.versions[client].values():
+                for _, path in committed(found, step)[:-1]:
                     path.unlink(missing_ok=True)
-                if not any(self._home(client).iterdir()):
-                    self._home(client).rmdir()
+        self.look(touched)
+        if self.kept.settings.latest:
+            self._forget_all_but_latest(step)
+        self.changed = set()
+
+    def _forget_all_but_latest(self, step: int) -> None:
+        finished = {
+            client: newest
+            for client, names in self.versions.items()
+            if (newest := [last for found in names.values() for last in committed(found, step)[-1:]])
+        }
+        order = sorted(finished, key=lambda client: (-max(when[0] for when, _ in finished[client]), client))
+        dropped = order[self.kept.settings.latest :]
+        for client in dropped:
+            for _, path in finished[client]:
+                path.unlink(missing_ok=True)
+            if not any(self.kept._home(client).iterdir()):
+                self.kept._home(client).rmdir()
+        self.look(dropped)
 
     def nbytes(self) -> int:
         """Disk in use by all clients."""
-        return sum(path.stat().st_size for path in self.folder.glob("client-*/*.safetensors"))
+        return sum(self.bytes.values())
 
 
 def committed(versions: list[Version], step: int) -> list[Version]:

@@ -11,16 +11,46 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as decode
 from safetensors.torch import save as encode
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tacit.errors import TacitError
 from tacit.files import write_atomically as write_atomically
 
 Weights = dict[str, Tensor]
-Value = Tensor | Weights | int | float
+
+
+class OnDisk(Mapping[str, Tensor]):
+    """A group of tensors that lies in a file; each is read when it is asked for, and held by nobody."""
+
+    def __init__(self, path: Path, group: Mapping[str, Tensor]) -> None:
+        self.path = path
+        self.names = list(group)
+        self.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in group.values())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(unshared({name: tensor.detach().cpu().contiguous() for name, tensor in group.items()}), path)
+
+    def __getitem__(self, name: str) -> Tensor:
+        with safe_open(self.path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self) -> Weights:
+        """The whole group, in memory."""
+        with safe_open(self.path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in self.names}
+
+
+Value = Tensor | Weights | OnDisk | int | float
 Payload = dict[str, Value]
 
 FORMAT = "tacit-payload-1"
@@ -62,9 +92,19 @@ def weights_in(payload: Mapping[str, Value], name: str) -> Weights:
     {'w': tensor([0.])}
     """
     value = payload[name]
+    if isinstance(value, OnDisk):
+        return value.read()
     if not isinstance(value, dict):
         raise TypeError(f"payload entry {name!r} is not a group of tensors but {type(value).__name__}")
     return value
+
+
+def set_aside(payload: Mapping[str, Value], path: Path) -> Payload:
+    """The same payload with its groups of tensors in files beside this path; what is small stays in memory."""
+    return {
+        name: OnDisk(path.with_name(f"{path.stem}-{name}{path.suffix}"), value) if isinstance(value, dict) else value
+        for name, value in payload.items()
+    }
 
 
 def tensor_in(payload: Mapping[str, Value], name: str) -> Tensor:
@@ -115,7 +155,9 @@ def nbytes(payload: Mapping[str, Value]) -> int:
     32
     """
     numbers = sum(isinstance(value, int | float) for value in payload.values())
-    return sum(t.numel() * t.element_size() for _, t in tensors(payload)) + 8 * numbers
+    aside = sum(value.nbytes for value in payload.values() if isinstance(value, OnDisk))
+    here = {name: value for name, value in payload.items() if not isinstance(value, OnDisk)}
+    return sum(t.numel() * t.element_size() for _, t in tensors(here)) + aside + 8 * numbers
 
 
 def to_bytes(payload: Mapping[str, Value]) -> bytes:

@@ -1,9 +1,11 @@
 """What the engine asks of a backend, and what runs one client in every one of them."""
 
 import dataclasses
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -12,9 +14,11 @@ from torch import Tensor
 from tacit.evaluate import PREDICT_BATCH, audit
 from tacit.kept import Kept
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Payload, Weights
+from tacit.payload import Payload, Weights, nbytes, set_aside
 from tacit.pieces.train import predict
 from tacit.sides import Client, Labeled, Moment, Setup, Shard, Workbench
+
+IN_MEMORY = 1 << 29  # bytes of replies: the eleven ResNet-18s of an ordinary round need no disk
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,38 @@ def waves(tasks: Sequence[Task]) -> Iterator[list[tuple[int, Task]]]:
             busy.add(task.client)
         yield wave
         left = later
+
+
+class Inbox:
+    """The replies of a round until they are merged. Beyond a budget their weights wait on disk, not in memory."""
+
+    def __init__(self, folder: Path, budget: int = IN_MEMORY) -> None:
+        self.folder = folder
+        self.budget = budget
+        self.outcomes: dict[int, Outcome] = {}
+        self.in_memory = 0
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    def put(self, place: int, outcome: Outcome) -> None:
+        """Take in the reply to the task at this place."""
+        size = nbytes(outcome.reply.send)
+        if self.in_memory + size > self.budget:
+            aside = set_aside(outcome.reply.send, self.folder / f"{place}.safetensors")
+            outcome = dataclasses.replace(outcome, reply=dataclasses.replace(outcome.reply, send=aside))
+        else:
+            self.in_memory += size
+        self.outcomes[place] = outcome
+
+    def in_order(self) -> list[Outcome]:
+        """All of them, in the order of the tasks, whoever was ready first."""
+        return [self.outcomes[place] for place in sorted(self.outcomes)]
+
+    def clear(self) -> None:
+        """The round is over: nothing of it is needed any more."""
+        self.outcomes, self.in_memory = {}, 0
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Shards(Protocol):

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from tacit.backends.base import Outcome, Worker, waves
+from tacit.backends.base import Inbox, Outcome, Worker, waves
 from tacit.data.federation import Federation
-from tacit.kept import Kept
+from tacit.kept import Census, Kept
 from tacit.method import Stage, Task
 from tacit.payload import Weights
 from tacit.sides import Moment, Setup
@@ -17,21 +17,24 @@ class LocalBackend:
 
     def __init__(self, setup: Setup, federation: Federation, kept: Kept) -> None:
         self.worker = Worker(setup, federation, kept)
+        self.census = Census(kept)
+        self.inbox = Inbox(kept.folder.with_name("replies"))
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
-        self.worker.kept.forget(moment.step)
-        outcomes: dict[int, Outcome] = {}
+        self.census.forget(moment.step)
+        self.inbox.clear()
         for number, wave in enumerate(waves(tasks)):
             for place, task in wave:
-                outcomes[place] = self.worker.run(stage, moment, number, task)
-                done(len(outcomes))
-        return [outcomes[place] for place in range(len(tasks))]
+                self.inbox.put(place, self.worker.run(stage, moment, number, task))
+                done(len(self.inbox))
+        self.census.look(task.client for task in tasks)
+        return self.inbox.in_order()
 
     def predict_test(self, weights: Weights) -> Tensor:
         return self.worker.predict_test(weights, slice(None))
 
     def kept_bytes(self) -> int:
-        return self.worker.kept.nbytes()
+        return self.census.nbytes()
 
     def close(self) -> None:
-        pass
+        self.inbox.clear()

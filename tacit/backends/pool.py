@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from tacit import payload
-from tacit.backends.base import Outcome, Worker, one_thread, waves
+from tacit.backends.base import Inbox, Outcome, Worker, one_thread, waves
 from tacit.data.federation import Federation, make_setup
 from tacit.data.shared import SharedDataset, share
 from tacit.data.split import load_split
 from tacit.errors import TacitError
 from tacit.evaluate import PREDICT_BATCH
 from tacit.experiment import Experiment
-from tacit.kept import Kept
+from tacit.kept import Census, Kept
 from tacit.method import Reply, Stage, Task
 from tacit.payload import Weights
 from tacit.sides import Moment
@@ -103,7 +103,8 @@ class PoolBackend:
 
     def __init__(self, experiment: Experiment, federation: Federation, split: Path, kept: Path, workers: int) -> None:
         self.federation = federation
-        self.kept = Kept(kept, experiment.keep)
+        self.census = Census(Kept(kept, experiment.keep))
+        self.inbox = Inbox(kept.with_name("replies"))
         self.images = split.parent / "images"  # only while the pool lives, and only if they lie in no file yet
         self.workers = workers
         self.seconds: dict[int, float] = {}  # how long each client took last time: the longest start first
@@ -115,8 +116,8 @@ class PoolBackend:
         )
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
-        self.kept.forget(moment.step)
-        outcomes: dict[int, Outcome] = {}
+        self.census.forget(moment.step)
+        self.inbox.clear()
         for number, wave in enumerate(waves(tasks)):
             futures: dict[Future[tuple[bytes, Outcome]], int] = {}
             encoded: dict[object, bytes] = {}  # what many clients are sent alike is encoded once
@@ -132,10 +133,11 @@ class PoolBackend:
                 for future in ready:
                     send, bare = self._result(future)
                     reply: Reply = replace(bare.reply, send=payload.from_bytes(send))
-                    outcomes[futures[future]] = replace(bare, reply=reply)
+                    self.inbox.put(futures.pop(future), replace(bare, reply=reply))  # no future holds on to it
                     self.seconds[reply.client] = bare.seconds
-                    done(len(outcomes))
-        return [outcomes[place] for place in range(len(tasks))]
+                    done(len(self.inbox))
+        self.census.look(task.client for task in tasks)
+        return self.inbox.in_order()
 
     def predict_test(self, weights: Weights) -> Tensor:
         count = len(self.federation.split.test)
@@ -145,7 +147,7 @@ class PoolBackend:
         return torch.cat([self._result(part) for part in parts])
 
     def kept_bytes(self) -> int:
-        return self.kept.nbytes()
+        return self.census.nbytes()
 
     def _expected(self, client: int) -> float:
         return self.seconds.get(client, float(self.federation.client_size(client)))
@@ -167,6 +169,7 @@ class PoolBackend:
         for process in list((self.executor._processes or {}).values()):
             process.kill()  # nothing is lost: what matters is on disk already
         self.executor.shutdown(wait=True, cancel_futures=True)
+        self.inbox.clear()
         shutil.rmtree(self.images, ignore_errors=True)
 
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from tacit import payload
-from tacit.backends.base import Outcome, Worker, one_thread, waves
+from tacit.backends.base import Inbox, Outcome, Worker, one_thread, waves
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation, make_setup
 from tacit.data.split import Split
 from tacit.errors import TacitError
 from tacit.evaluate import PREDICT_BATCH
 from tacit.experiment import Experiment
-from tacit.kept import Kept
+from tacit.kept import Census, Kept
 from tacit.method import Stage, Task
 from tacit.payload import Weights
 from tacit.sides import Moment, Setup
@@ -68,6 +68,8 @@ class RayBackend:
         self.ray = ray = _ray()
         self.federation = federation
         self.kept = Kept(kept, experiment.keep)
+        self.census = Census(self.kept)
+        self.inbox = Inbox(kept.with_name("replies"))
         settings = experiment.backend
         self.started_here = not ray.is_initialized()
         if self.started_here:
@@ -100,8 +102,8 @@ class RayBackend:
             raise TacitError(f"backend.gpus is {gpus:g} a worker, but the cluster has {there:g} GPUs in all.")
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
-        self.kept.forget(moment.step)
-        outcomes: dict[int, Outcome] = {}
+        self.census.forget(moment.step)
+        self.inbox.clear()
         for number, wave in enumerate(waves(tasks)):
             waiting = list(wave)
             idle = list(self.workers)
@@ -118,9 +120,10 @@ class RayBackend:
                 idle.append(worker)
                 up, keep, bare = self._result(ready)
                 self.kept.write(task.client, moment.step, number, payload.from_bytes(keep))
-                outcomes[place] = replace(bare, reply=replace(bare.reply, send=payload.from_bytes(up)))
-                done(len(outcomes))
-        return [outcomes[place] for place in range(len(tasks))]
+                self.inbox.put(place, replace(bare, reply=replace(bare.reply, send=payload.from_bytes(up))))
+                done(len(self.inbox))
+        self.census.look(task.client for task in tasks)
+        return self.inbox.in_order()
 
     def predict_test(self, weights: Weights) -> Tensor:
         count = len(self.federation.split.test)
@@ -144,7 +147,7 @@ class RayBackend:
             raise error.cause from error
 
     def kept_bytes(self) -> int:
-        return self.kept.nbytes()
+        return self.census.nbytes()
 
     def close(self) -> None:
         for worker in getattr(self, "workers", []):

@@ -1,0 +1,73 @@
+"""Many replies at once: beyond a budget they wait on disk, and the mean is the same."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from runs import digest
+from tacit import payload
+from tacit.backends import base
+from tacit.backends.base import Inbox, Outcome
+from tacit.method import Reply, mean_model
+from tacit.payload import OnDisk, weights_in
+from tacit.record import Run
+
+Tiny = Callable[..., Run]
+
+
+def outcome(client: int) -> Outcome:
+    generator = torch.Generator().manual_seed(client)
+    model = {"w": torch.randn(1000, generator=generator), "steps": torch.tensor(client)}
+    send = {"model": model, "counts": torch.full((3,), float(client)), "loss": 0.5}
+    return Outcome(Reply(send=send, examples=1 + client, client=client), None, 0.0)
+
+
+def test_what_is_too_much_lies_on_disk_and_nothing_changes(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path / "replies", budget=3 * 4100)
+    for client in (4, 0, 3, 1, 2):  # as they became ready
+        inbox.put(client, outcome(client))
+    waiting = inbox.in_order()
+    assert [one.reply.client for one in waiting] == [0, 1, 2, 3, 4]
+    aside = [isinstance(one.reply.send["model"], OnDisk) for one in waiting]
+    assert aside == [False, True, True, False, False], "the first three fit"
+    for client, one in enumerate(waiting):
+        expected = outcome(client).reply.send
+        assert payload.nbytes(one.reply.send) == payload.nbytes(expected)
+        assert list(one.reply.send) == list(expected)
+        assert torch.equal(weights_in(one.reply.send, "model")["w"], weights_in(expected, "model")["w"])
+        assert one.reply.send["counts"] is not None
+        assert payload.difference(one.reply.send["model"], weights_in(expected, "model")) == ""
+        assert payload.first_not_finite(one.reply.send) == ""
+    weights = [0.1, 0.2, 0.3, 0.25, 0.15]
+    mean = mean_model([one.reply for one in waiting], weights)
+    plain = mean_model([outcome(client).reply for client in range(5)], weights)
+    assert all(torch.equal(mean[name], plain[name]) for name in plain)
+    assert mean["steps"].dtype == torch.int64
+    inbox.clear()
+    assert len(inbox) == 0
+    assert not (tmp_path / "replies").exists()
+
+
+def test_a_bad_reply_is_found_on_disk_too(tmp_path: Path) -> None:
+    bad = outcome(0)
+    weights_in(bad.reply.send, "model")["w"][7] = float("nan")
+    inbox = Inbox(tmp_path / "replies", budget=0)
+    inbox.put(0, bad)
+    assert payload.first_not_finite(inbox.in_order()[0].reply.send) == "model/w"
+
+
+@pytest.mark.parametrize("backend", ["local", "pool"])
+@pytest.mark.parametrize("method", ["cbafed", "feddb"])
+def test_a_run_with_all_replies_on_disk_is_the_same_run(
+    tiny: Tiny, method: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"backend__name": backend, "backend__workers": 2, "evaluate_clients": True}
+    plain = tiny(method, "some-clients", "plain", **settings)
+    monkeypatch.setattr(base.Inbox.__init__, "__defaults__", (0,))
+    aside = tiny(method, "some-clients", "aside", **settings)
+    assert digest(aside) == digest(plain)
+    assert [r["clients_accuracy"] for r in aside.records] == [r["clients_accuracy"] for r in plain.records]
+    assert [r["bytes_up"] for r in aside.records] == [r["bytes_up"] for r in plain.records]
+    assert not (aside.folder / "replies").exists()
