@@ -1,7 +1,7 @@
 """Writes the images of docs/your-own-images.md: `python -m benchmarks.own_images FOLDER [SET]`.
 
-Three sites with 10 labels of each class and 800 unlabelled images, odd sizes, JPEG and PNG, some files broken; beside it
-FOLDER-new (1,000 images without labels) and FOLDER-labelled-later (1,000 with).
+Three sites with 10 labels of each class and 800 unlabelled images, odd sizes, JPEG and PNG, some files broken; beside
+it FOLDER-new (1,000 images without labels) and FOLDER-labelled-later (1,000 with).
 """
 
 import sys
