@@ -24,7 +24,7 @@ from tacit.data.split import class_table, load_split
 from tacit.engine import prepare, run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import resolve
-from tacit.record import Run, is_in_use
+from tacit.record import OpenRun, Run, is_in_use
 from tacit.report.collect import Collector, collect, find_runs
 from tacit.report.figures import read_figures
 from tacit.report.groups import group
@@ -276,25 +276,20 @@ def test_each_state_is_said(some: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_looking_does_not_disturb_a_run_that_starts(some: Callable[..., Path]) -> None:
-    """Someone who looks all the time never makes a run believe that another process works in its folder."""
+    """Who looks holds the lock for a moment; a run that starts just then waits, and does not give up."""
     folder = some()
     (folder / "summary.json").unlink()
+    experiment = Run(folder).experiment
     assert not is_in_use(folder)
-    stop = threading.Event()
-
-    def look() -> None:
-        while not stop.is_set():
-            is_in_use(folder)
-
-    looker = threading.Thread(target=look)
-    looker.start()
-    try:
-        for _ in range(3):
-            run_experiment(Run(folder).experiment, folder, resume=True)
-            (folder / "summary.json").unlink()
-    finally:
-        stop.set()
-        looker.join()
+    with (folder / "run.lock").open() as look:
+        fcntl.flock(look, fcntl.LOCK_SH)  # as is_in_use does, only longer
+        letting_go = threading.Timer(0.1, fcntl.flock, (look, fcntl.LOCK_UN))
+        letting_go.start()
+        opened = OpenRun(folder, experiment, resume=True)
+        letting_go.join()
+    assert is_in_use(folder)
+    opened.close()
+    assert not is_in_use(folder)
 
 
 def test_a_method_that_is_gone_does_not_hide_a_finished_run(some: Callable[..., Path]) -> None:
