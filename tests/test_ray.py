@@ -45,15 +45,6 @@ def test_ray_is_local_also_after_a_stop(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    from tacit.backends.ray import RayBackend
-
+    wanting = smoke("fedavg", "server", backend__name="ray", backend__gpus=0.5)
     with pytest.raises(TacitError, match=r"backend.gpus is 0.5 a worker, but the cluster has 0 GPUs"):
-        RayBackend.check_room(_Bare(), 0.5)  # type: ignore[arg-type]
-
-
-class _Bare:
-    """A backend without workers: what `check_room` needs."""
-
-    ray = ray
-
-    def close(self) -> None: ...
+        run_experiment(wanting, tmp_path / "run")

@@ -28,6 +28,7 @@ from tacit.experiment import Experiment, resolve
 from tacit.method import Task, find_method, known_methods
 from tacit.payload import Limits
 from tacit.record import Run
+from tacit.report.collect import collect
 from tacit.sites import process
 from tacit.sites.home import init_server, init_site, read_home, site_home
 from tacit.sites.jobs import Job
@@ -139,6 +140,21 @@ def test_a_site_that_is_away_or_fails_is_named_and_the_round_goes_on(tmp_path: P
     run = run_at_sites(job, here, Silence())
     assert run.records[0]["answered"] == [0, 2]
     assert run.records[0]["refused"] == [{"client": 1, "why": "site-1: it is not there"}]
+
+
+def test_a_site_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    job, sites = at_sites(simulated("fedavg", "clients"), tmp_path)
+    here = Here(sites)
+    ask, asked = here.ask, []
+
+    def late(envelopes: Mapping[str, bytes], *rest: object) -> dict[str, bytes | Silent]:
+        asked.append(sorted(envelopes))
+        answers = ask(envelopes, *rest)  # type: ignore[arg-type]
+        return answers if len(asked) > 1 else {**answers, "site-1": Silent("gone")}
+
+    here.ask = late  # type: ignore[method-assign]
+    assert run_at_sites(job, here, Silence()).records[0]["answered"] == [0, 1, 2]
+    assert asked[:2] == [["site-0", "site-1", "site-2"], ["site-1"]]
 
 
 # --- What a site refuses ----------------------------------------------------------------------------------
@@ -484,6 +500,9 @@ def test_a_run_at_sites_is_a_normal_run(tmp_path: Path) -> None:
     assert again.summary["accuracy"] == again.records[-1]["accuracy"]
     assert again.experiment.backend.name == "flower"
     assert again.split_path.is_file()
+    (told,) = collect([run.folder])["runs"]  # what `tacit report` makes of it
+    assert told["state"] == "finished"
+    assert not told["problems"]
     assert {p.name for p in run.folder.iterdir()} >= {
         "experiment.toml",
         "rounds.jsonl",

@@ -152,10 +152,23 @@ def read_reply(answer: bytes, task: Task, largest: int) -> Reply:
     )
 
 
-def say_hello(experiment: Experiment, federated: Federated, transport: Transport, patience: float) -> Federated:
-    """Ask every site whether it can take part; the federation with what they said, or all their refusals at once."""
+def say_hello(
+    experiment: Experiment, federated: Federated, transport: Transport, patience: float, wait: float = 0.0
+) -> Federated:
+    """Ask every site whether it can take part; the federation with what they said, or all their refusals at once.
+
+    A site that is away is asked again for `wait` seconds: a server that was just restarted may believe a site to be
+    there whose connection is only being made anew.
+    """
     envelopes = {name: pack(federated.ask(experiment, number, "hello")) for number, name in enumerate(federated.sites)}
+    end = time.monotonic() + wait
     answers = transport.ask(envelopes, patience, lambda name: None)
+    while time.monotonic() < end:
+        away = [name for name in envelopes if isinstance(answers.get(name, Silent("")), Silent)]
+        if not away:
+            break
+        time.sleep(1.0)
+        answers |= transport.ask({name: envelopes[name] for name in away}, patience, lambda name: None)
     faults, labeled = [], []
     for number, name in enumerate(federated.sites):
         answer = answers.get(name, Silent("it did not answer"))

@@ -24,7 +24,7 @@ from tacit.experiment import Experiment
 from tacit.kept import Census, Kept
 from tacit.method import Stage, Task
 from tacit.payload import Weights
-from tacit.sides import Moment, Setup
+from tacit.sides import Moment
 
 
 def _ray() -> Any:
@@ -64,7 +64,7 @@ class RayWorker:
 class RayBackend:
     """Starts a Ray cluster here, or joins the one at `backend.address`, and keeps its workers for the whole run."""
 
-    def __init__(self, experiment: Experiment, setup: Setup, federation: Federation, kept: Path) -> None:
+    def __init__(self, experiment: Experiment, federation: Federation, kept: Path) -> None:
         self.ray = ray = _ray()
         self.federation = federation
         self.kept = Kept(kept, experiment.keep)
@@ -74,8 +74,8 @@ class RayBackend:
         self.started_here = not ray.is_initialized()
         if self.started_here:
             self._start(settings.address, settings.workers)
-        gpus = settings.gpus if setup.device.type == "cuda" else 0.0
-        self.check_room(gpus)
+        gpus = settings.gpus
+        self._check_room(gpus)
         room = ray.cluster_resources()
         fitting = int(room.get("GPU", 0.0) / gpus) if gpus else int(room.get("CPU", 1.0))
         count = min(settings.workers or fitting, fitting) or 1
@@ -95,7 +95,7 @@ class RayBackend:
             where = f"There is no Ray cluster at '{address}'" if address else "Ray could not start here"
             raise TacitError(f"{where} ({error}). Start one with `ray start --head`, or use the pool.") from error
 
-    def check_room(self, gpus: float) -> None:
+    def _check_room(self, gpus: float) -> None:
         there = self.ray.cluster_resources().get("GPU", 0.0)
         if gpus > there:
             self.close()

@@ -185,7 +185,7 @@ def run(
     again = _again(recipe, set_, data, folder, sites, home)
     watch = _Watch()
     try:
-        done = keeper.follow(keeper.submit(found, job), found, watch)
+        done = keeper.follow(keeper.submit(found, job, _say), found, watch)
     except KeyboardInterrupt:
         watch.stop()
         _say(f"\nStopped. All finished rounds are saved in {folder}. To go on:\n  {again}")

@@ -282,15 +282,20 @@ def _reason(words: str, home: SiteHome) -> tuple[bool, str]:
 # --- A run ------------------------------------------------------------------------------------------------
 
 
-def submit(home: ServerHome, job: Job) -> Diary:
+def submit(home: ServerHome, job: Job, say: Say) -> Diary:
     """Leave the job and let Flower start the server app."""
     from tacit.sites.control import Control
 
     needs_flower()
-    if not answers(home.local_address):
-        raise TacitError(
-            f"Nobody listens on {home.local_address}. Start the server first: tacit site serve --home {home.folder}"
-        )
+    end = time.monotonic() + job.wait
+    start, told = f"tacit site serve --home {home.folder}", False
+    while not answers(home.local_address):
+        if time.monotonic() > end:
+            raise TacitError(f"Nobody listens on {home.local_address}. Start the server first: {start}")
+        if not told:
+            say(f"Waiting for the server on {home.local_address}. If it does not run yet: {start}")
+            told = True
+        time.sleep(1.0)
     name = leave_job(home.folder, job)
     control = Control(home)
     try:

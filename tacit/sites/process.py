@@ -156,3 +156,5 @@ if __name__ == "__main__":
     end_with_parent()
     which = sys.argv.pop(1)
     {"superlink": superlink, "supernode": supernode}[which]()
+    sys.stdout.flush()
+    os._exit(1)  # a lost connection ends Flower's work, but its web server would keep the process

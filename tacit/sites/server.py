@@ -107,7 +107,7 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
     facts = facts_of(path, experiment.data.image_size)
     shared = SharedFacts(**asdict(facts))
     federated = Federated(name, sites, shared, patience=job.patience, largest_reply=job.largest_reply)
-    federated = say_hello(experiment, federated, transport, min(job.patience, 600.0))
+    federated = say_hello(experiment, federated, transport, min(job.patience, 600.0), job.wait)
     plan = plan_for(experiment, facts, server_party(path, facts), federated)
 
     def make_backend(plan: Plan, folder: OpenRun) -> Backend:
