@@ -106,6 +106,7 @@ class LiveView:
     def client_done(self, moment: Moment, done: int, asked: int) -> None:
         self.completed = moment.step + done / asked
         self.place = f"{place(moment.stage, moment.round, moment.rounds)}, client {done} of {asked}"
+        self.live.refresh()  # a client takes longer than three lines, and short rounds are to be seen, too
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         self.estimate.done, self.completed, self.record = record["step"] + 1, float(record["step"] + 1), record
