@@ -6,6 +6,7 @@ from it: not the other parties' images, and not the labels that its owner does n
 
 import dataclasses
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -94,20 +95,45 @@ def _resize(images: np.ndarray, size: int) -> np.ndarray:
     return resized
 
 
+class About(Protocol):
+    """What all parties know of the images: a data set tells it, and so do the facts of a federation of real sites."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def mean(self) -> tuple[float, ...]: ...
+    @property
+    def std(self) -> tuple[float, ...]: ...
+    @property
+    def mirror(self) -> bool: ...
+
+
 def make_setup(experiment: Experiment, dataset: Dataset, split: Split) -> Setup:
+    """What everybody knows before the first round of a simulation."""
+    labeled = tuple(k for k, part in enumerate(split.clients) if len(part.labeled))
+    return setup_of(experiment, dataset, len(split.clients), labeled, pick_device(experiment.device))
+
+
+def setup_of(
+    experiment: Experiment, about: About, clients: int, labeled_clients: tuple[int, ...], device: torch.device
+) -> Setup:
     """What everybody knows before the first round."""
     views = experiment.views
-    flip = dataset.mirror if views.flip == "auto" else views.flip == "yes"
+    flip = about.mirror if views.flip == "auto" else views.flip == "yes"
     return Setup(
         seed=experiment.seed,
-        classes=dataset.classes,
-        channels=dataset.channels,
-        size=dataset.size,
-        clients=len(split.clients),
-        labeled_clients=tuple(k for k, part in enumerate(split.clients) if len(part.labeled)),
+        classes=about.classes,
+        channels=about.channels,
+        size=about.size,
+        clients=clients,
+        labeled_clients=labeled_clients,
         net=experiment.net,
         train=experiment.train,
-        views=Views(mean=dataset.mean, std=dataset.std, weak=views.weak, strong=views.strong, flip=flip),
+        views=Views(mean=about.mean, std=about.std, weak=views.weak, strong=views.strong, flip=flip),
         participation=experiment.participation,
-        device=pick_device(experiment.device),
+        device=device,
     )

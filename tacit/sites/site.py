@@ -13,6 +13,7 @@ from torch import Tensor
 import tacit
 from tacit import payload
 from tacit.backends.base import Worker, one_thread
+from tacit.data.federation import setup_of
 from tacit.data.party import Facts, Party, load_party
 from tacit.engine import stages_of
 from tacit.errors import TacitError
@@ -22,7 +23,6 @@ from tacit.method import Reply, Stage, Task, known_methods
 from tacit.sides import Labeled, Moment, Setup, Shard
 from tacit.sites.wire import WHO, Answer, Ask, pack, unpack
 from tacit.units import size_text
-from tacit.views import Views
 
 log = logging.getLogger("tacit.site")
 
@@ -202,21 +202,7 @@ class Site:
 
 def site_setup(experiment: Experiment, facts: Facts, clients: int, labeled_clients: tuple[int, ...]) -> Setup:
     """What everybody knows before the first round, the same on the server and at every site."""
-    views = experiment.views
-    flip = facts.mirror if views.flip == "auto" else views.flip == "yes"
-    return Setup(
-        seed=experiment.seed,
-        classes=facts.classes,
-        channels=facts.channels,
-        size=facts.size,
-        clients=clients,
-        labeled_clients=labeled_clients,
-        net=experiment.net,
-        train=experiment.train,
-        views=Views(mean=facts.mean, std=facts.std, weak=views.weak, strong=views.strong, flip=flip),
-        participation=experiment.participation,
-        device=_device(experiment),
-    )
+    return setup_of(experiment, facts, clients, labeled_clients, _device(experiment))
 
 
 def _device(experiment: Experiment) -> torch.device:
