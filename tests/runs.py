@@ -3,7 +3,11 @@
 import hashlib
 from typing import Any
 
+from tacit.data.federation import Federation
+from tacit.engine import Plan, prepare
+from tacit.experiment import resolve
 from tacit.record import Run
+from tacit.sides import Client, Hub, Moment, Workbench
 
 TINY = {"data.subset": 400, "data.test_subset": 200}
 
@@ -16,3 +20,25 @@ def digest(run: Run) -> str:
 def timeless(run: Run) -> list[dict[str, Any]]:
     """The records of a run without what a clock says."""
     return [{k: v for k, v in record.items() if k not in ("seconds", "phases")} for record in run.records]
+
+
+World = tuple[Plan, Federation]
+
+
+def world_of(method: str, placement: str, **settings: Any) -> World:
+    """A method's smoke experiment before its first round, for tests that call a verb of their own."""
+    changes = {key.replace("__", "."): value for key, value in settings.items()}
+    layers = {"method.name": method, "method.preset": "smoke", "data.placement": placement}
+    plan = prepare(resolve(layers, TINY, changes))
+    return plan, Federation(plan.dataset, plan.split, plan.setup.device)
+
+
+def client(world: World, number: int = 0) -> Client:
+    plan, federation = world
+    moment = Moment("main", 1, 4, 1)
+    return Client(plan.setup, federation.client_shard(number), moment, number, 0, Workbench(plan.setup))
+
+
+def hub(world: World) -> Hub:
+    plan, federation = world
+    return Hub(plan.setup, federation.server_shard(), Moment("main", 0, 4, 0), Workbench(plan.setup))

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from runs import TINY
-from tacit.data.federation import Federation
-from tacit.engine import Plan, prepare
+from runs import World, client, hub, world_of
 from tacit.errors import TacitError
 from tacit.experiment import resolve
 from tacit.method import Reply, Task
@@ -31,28 +29,13 @@ from tacit.pieces.two_stage import (
     usualness,
 )
 from tacit.record import Run
-from tacit.sides import Client, Hub, Moment, Workbench
+from tacit.sides import Client
 
 Tiny = Callable[..., Run]
-World = tuple[Plan, Federation]
 
 
 def world(placement: str = "some-clients", **settings: Any) -> World:
-    changes = {key.replace("__", "."): value for key, value in settings.items()}
-    layers = {"method.name": "pdcfed", "method.preset": "smoke", "data.placement": placement}
-    plan = prepare(resolve(layers, TINY, changes))
-    return plan, Federation(plan.dataset, plan.split, plan.setup.device)
-
-
-def client(world: World, number: int = 0) -> Client:
-    plan, federation = world
-    moment = Moment("main", 1, 4, 1)
-    return Client(plan.setup, federation.client_shard(number), moment, number, 0, Workbench(plan.setup))
-
-
-def hub(world: World) -> Hub:
-    plan, federation = world
-    return Hub(plan.setup, federation.server_shard(), Moment("main", 0, 4, 0), Workbench(plan.setup))
+    return world_of("pdcfed", placement, **settings)
 
 
 def rule(**changes: Any) -> TwoStage:
