@@ -54,8 +54,8 @@ docs: $(VENV)/.dev       ## the site, written to site/ (open site/index.html)
 bench: $(VENV)/.dev      ## speed as ratios against a reference in the same run
 	$(BIN)/python -m benchmarks $(ONLY)
 
-evidence: $(VENV)/.core  ## slower evidence: real data, several seeds
-	$(BIN)/python -m benchmarks.evidence PART=$(PART) SEEDS=$(SEEDS)
+evidence: $(VENV)/.dev  ## slower evidence: real data, several seeds
+	$(BIN)/python -m benchmarks.evidence PART=$(PART) SEEDS=$(SEEDS) AGAIN=$(AGAIN)
 
 clean:
 	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache

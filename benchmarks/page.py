@@ -1,0 +1,257 @@
+"""docs/evidence.md, and the table of our numbers on each method's page: made from the shelf, never typed.
+
+A part's TOML says what is run and what the papers claim; which claims hold is decided here, from the runs.
+"""
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.shelf import made
+from tacit import tables
+from tacit.compare import Result, Survey, blocks_of, notes, results
+from tacit.lineup import Row
+from tacit.payload import write_atomically
+from tacit.record import Run
+from tacit.units import clock
+
+PAGE = Path("docs/evidence.md")
+METHODS = Path("docs/methods")
+PICTURES = Path("docs/images/evidence")
+SCORE = "last_five"
+COLUMNS = ("method", "seeds", "last five", "AUC", "gap closed", "labels right", "kept", "paper", "paper's gap")
+
+Part = Mapping[str, Any]
+Parts = Mapping[str, tuple[Part, Sequence[Row]]]
+
+INTRO = """# Our numbers beside theirs
+
+*This page is made by `make evidence` from the records in [evidence/runs](../evidence/runs); nobody types its numbers.*
+
+Everything here ran on two cores, so at a reduced scale, which each section states: less data, a smaller net, fewer
+rounds; partition, placement, share of labels and stages are the paper's. Absolute accuracy does not compare across
+scales. What does, with care, is the *gap closed* (the way from the lower bound, labels alone, to the upper one, all
+labels) and the order of methods. A published number stands beside ours where the paper has that row.
+
+*Last five* is the mean of the last five evaluated rounds, ± the standard deviation over seeds: single rounds swing. A
+claim *holds here* if the difference has its sign in every seed, *does not hold here* if its mean has the other sign,
+and is *open* if seeds disagree. At paper scale a table is one command:
+`tacit compare recipes/cbafed/table1 --only fashion-mnist` (with `--scale tenth` a smaller one).
+"""
+
+
+class Finding(NamedTuple):
+    """What became of a claim."""
+
+    claim: Mapping[str, Any]
+    verdict: str
+    here: str
+
+
+def finished(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the seeds that are there, without those that have none."""
+    there = [Row(row.label, tuple(job for job in row.jobs if job.finished), row.scale) for row in rows]
+    return [row for row in there if row.jobs]
+
+
+def survey(rows: Sequence[Row]) -> Survey:
+    """The splits of kept runs, from their hashes: no data set is needed."""
+    return {row.label: {job.experiment.seed: made(job.folder)["holdings"] for job in row.jobs} for row in rows}
+
+
+def lines_of(rows: Sequence[Row]) -> dict[str, Result]:
+    """What came out, by label."""
+    return {one.label: one for block in results(rows, survey(rows), score=SCORE) for one in block}
+
+
+def judge(claim: Mapping[str, Any], lines: Mapping[str, Result]) -> Finding:
+    """Whether a claim holds, by the differences within each seed.
+
+    >>> judge({"says": "more is more", "untestable": "one seed takes a month"}, {}).verdict
+    'not testable at this scale'
+    """
+    if "untestable" in claim:
+        return Finding(claim, "not testable at this scale", claim["untestable"])
+    one, other = lines.get(claim["better"]), lines.get(claim["than"])
+    seeds = sorted(set(one.runs) & set(other.runs)) if one and other else []
+    if not one or not other or not seeds:
+        return Finding(claim, "not run yet", "")
+    apart = [100 * (one.runs[seed][SCORE] - other.runs[seed][SCORE]) for seed in seeds]
+    mean, listed = statistics.fmean(apart), ", ".join(f"{value:+.1f}" for value in apart)
+    here = f"{mean:+.1f} points (seeds: {listed})" if len(apart) > 1 else f"{mean:+.1f} points, one seed"
+    if min(apart) > 0:
+        verdict = "holds here"
+    else:
+        verdict = "does not hold here" if mean <= 0 else "open"
+    return Finding(claim, verdict, here)
+
+
+def ordering(lines: Mapping[str, Result]) -> str:
+    """How many pairs that the paper orders stand in the same order here."""
+    known = [(one.experiment.paper.accuracy, one.mean(SCORE)) for one in lines.values()]
+    pairs = [
+        ((a - c) * (b - d) > 0)  # type: ignore[operator]
+        for k, (a, b) in enumerate(known)
+        for c, d in known[:k]
+        if a is not None and c is not None and a != c
+    ]
+    return (
+        f"Of the {len(pairs)} pairs of rows that the paper orders, {sum(pairs)} are in its order here." if pairs else ""
+    )
+
+
+def still_moving(rows: Sequence[Row], limit: float = 0.01) -> str:
+    """Which rows have not settled: their last five rounds are better than the five before by more than a point."""
+    rising = []
+    for row in rows:
+        curves = [[r["accuracy"] for r in Run(job.folder).records if r.get("accuracy") is not None] for job in row.jobs]
+        steps = [statistics.fmean(one[-5:]) - statistics.fmean(one[-10:-5]) for one in curves if len(one) >= 10]
+        if steps and statistics.fmean(steps) > limit:
+            rising.append(f"{row.label} ({100 * statistics.fmean(steps):+.1f})")
+    if not rising:
+        return ""
+    return (
+        f"Not converged, by the last five rounds against the five before, in points: {', '.join(rising)}. "
+        "If a bound is among them, its gap means little."
+    )
+
+
+def seconds_to(run: Run, target: float) -> float | None:
+    """Seconds of work, evaluation aside, until the mean of three evaluated rounds reached a share of right answers."""
+    spent, seen = 0.0, []
+    for record in run.records:
+        spent += record["work"]
+        if record.get("accuracy") is not None:
+            seen.append(record["accuracy"])
+            if len(seen) > 2 and statistics.fmean(seen[-3:]) >= target:
+                return spent
+    return None
+
+
+def cost_table(rows: Sequence[Row], targets: Sequence[float]) -> list[str]:
+    """What a point costs: for each row and target the median time of the seeds that reached it."""
+    heads = ["method", *(f"{target} %" for target in targets), "the whole run"]
+    lines = [_line(heads), "|" + "---|" * len(heads)]
+    for row in rows:
+        cells = []
+        for target in targets:
+            times = [seconds_to(Run(job.folder), target / 100) for job in row.jobs]
+            reached = [time for time in times if time is not None]
+            some = f" ({len(reached)} of {len(times)} seeds)" if 0 < len(reached) < len(times) else ""
+            cells.append(clock(statistics.median(reached)) + some if reached else "not reached")
+        whole = statistics.median(sum(record["work"] for record in Run(job.folder).records) for job in row.jobs)
+        lines.append(_line([row.label, *cells, clock(whole)]))
+    return lines
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def provenance(name: str, rows: Sequence[Row]) -> str:
+    """Which command, commits, seeds and minutes made a section."""
+    jobs = {job.folder: job for row in rows for job in row.jobs}
+    facts = [made(folder) for folder in jobs]
+    commits = ", ".join(dict.fromkeys(fact["commit"] for fact in facts))
+    minutes = sum((Run(folder).summary or {})["seconds"] for folder in jobs) / 60
+    seeds = max(len(row.jobs) for row in rows)
+    machines = "; ".join(dict.fromkeys(fact["machine"] for fact in facts))
+    return (
+        f"`make evidence PART={name} SEEDS={seeds}`: {len(jobs)} runs, {minutes:.0f} minutes together ({machines}), "
+        f"commit {commits}."
+    )
+
+
+def section(name: str, part: Part, rows: Sequence[Row]) -> list[str]:
+    """One part of the page."""
+    text = [f"## {part['title']}", "", part["scale"], ""]
+    rows = finished(rows)
+    if not rows:
+        return [*text, "Not run yet.", ""]
+    seen = survey(rows)
+    blocks = results(rows, seen, score=SCORE)
+    lines = {one.label: one for block in blocks for one in block}
+    told = [ordering(lines), still_moving(rows), *notes(blocks_of(rows), seen), *part.get("notes", ())]
+    table = tables.sheet(blocks, notes=[note for note in told if note], columns=COLUMNS)
+    text += [provenance(name, rows), "", tables.markdown(table)]
+    if (PICTURES / f"{name}.png").is_file():
+        text += [f"![Accuracy by round]({(PICTURES / name).relative_to('docs')}.png)", ""]
+    if targets := part.get("targets"):
+        explained = (
+            "Time of work (all parties together, evaluation aside; median of seeds) until three rounds had a mean of"
+        )
+        text += [f"**What a point costs.** {explained}", "", *cost_table(rows, targets), ""]
+    return text
+
+
+def claims_table(parts: Parts) -> list[str]:
+    """All claims with their verdicts."""
+    text = ["## The claims", "", "| claim | the paper | here | verdict |", "|---|---|---|---|"]
+    because = []
+    for name, (part, rows) in parts.items():
+        lines = lines_of(finished(rows))
+        for claim in part.get("claims", ()):
+            found = judge(claim, lines)
+            text.append(_line([claim["says"], claim["source"], found.here, f"**{found.verdict}** ({name})"]))
+            if "why" in claim:
+                because.append(f"- *{claim['says']}*: {claim['why']}")
+    return [*text, "", *(["What was looked for where a claim fell short:", "", *because, ""] if because else [])]
+
+
+def page(parts: Parts) -> str:
+    """The whole page."""
+    text = [INTRO, *claims_table(parts)]
+    for name, (part, rows) in parts.items():
+        text += section(name, part, rows)
+    return "\n".join(text).rstrip() + "\n"
+
+
+START, END = "<!-- made by make evidence -->", "<!-- end -->"
+
+
+def method_table(method: str, parts: Parts) -> str:
+    """Our numbers of a method beside the paper's, wherever it took part, with the bounds around it."""
+    text = []
+    for part, all_rows in parts.values():
+        rows = finished(all_rows)
+        lines = [
+            one
+            for one in lines_of(rows).values()
+            if one.experiment.method["name"] == method or (one.bound and part.get("bounds", True))
+        ]
+        if any(one.experiment.method["name"] == method and (not one.bound or method == "fedavg") for one in lines):
+            table = tables.sheet(
+                [lines], columns=("method", "seeds", "last five", "gap closed", "paper", "paper's gap")
+            )
+            body = [line for line in tables.markdown(table).splitlines() if line.startswith("|")]
+            sources = dict.fromkeys(one.experiment.paper.source for one in lines if one.experiment.paper.source)
+            theirs = f" Paper: {'; '.join(sources)}, at full scale." if sources else " No paper has these rows."
+            text += [f"**{part['title']}.** {part['scale']}{theirs}", "", *body, ""]
+    if not text:
+        return ""
+    return "\n".join([START, "", *text, "More, with commands and commits: [evidence](../evidence.md).", "", END])
+
+
+def write(parts: Parts) -> None:
+    """The page, and the tables on the methods' pages."""
+    write_atomically(PAGE, page(parts).encode())
+    for path in METHODS.glob("*.md"):
+        text = path.read_text()
+        changed = with_table(text, method_table(path.stem, parts))
+        if changed != text:
+            write_atomically(path, changed.encode())
+
+
+def with_table(text: str, table: str) -> str:
+    """A method's page with its table put where the old one was, else at the end.
+
+    >>> with_table("# x", "<!-- made by make evidence -->new<!-- end -->").splitlines()[-1]
+    '<!-- made by make evidence -->new<!-- end -->'
+    """
+    if not table:
+        return text
+    if START in text:
+        return re.sub(re.escape(START) + ".*?" + re.escape(END), lambda _: table, text, flags=re.DOTALL)
+    return f"{text.rstrip()}\n\n## Our numbers beside the paper's\n\n{table}\n"
