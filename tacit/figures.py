@@ -138,7 +138,7 @@ def draw_classes(run: Run, path: Path, round: int = -1, most: int = 6) -> None:
         axis.plot(classes, _vector(record["per_class"]).tolist(), "s--", label="global model")
         axis.set(ylim=(0, 1.05), ylabel=f"client {client}")
     axes[0, 0].set_title(f"accuracy by class, round {record['round'] + 1} (bars: share of the client's labels)")
-    axes[0, 0].legend(ncols=3, fontsize="small")
+    axes[-1, 0].legend(ncols=3, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.4))
     axes[-1, 0].set_xlabel("class")
     _write(figure, path)
 
