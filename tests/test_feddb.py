@@ -398,7 +398,7 @@ def test_the_recipes_name_every_row_of_table_4() -> None:
     for table in (1, 2, 3):
         for data in ("cifar10", "svhn", "cifar100"):
             for row, expected in rows.items():
-                name = f"feddb/table-{table}/{data}-{row}"
+                name = f"feddb/table{table}/{data}-{row}"
                 assert name in known_recipes()
                 experiment = resolve(load_recipe(name))
                 method = experiment.build_method()

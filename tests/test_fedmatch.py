@@ -337,8 +337,8 @@ def test_the_recipes_name_its_rows() -> None:
     for table in (1, 2, 3):
         for data in ("cifar10", "svhn", "cifar100"):
             for row, debias in (("fedmatch", False), ("fedmatch-feddpl", True)):
-                experiment = resolve(load_recipe(f"feddb/table-{table}/{data}-{row}"))
-                beside = resolve(load_recipe(f"feddb/table-{table}/{data}-fixmatch"))
+                experiment = resolve(load_recipe(f"feddb/table{table}/{data}-{row}"))
+                beside = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
                 assert experiment.build_method().debias == debias
                 assert (experiment.data, experiment.rounds) == (beside.data, beside.rounds)
                 assert (experiment.train.epochs, experiment.train.lr) == (5, 0.03)

@@ -172,8 +172,8 @@ def test_the_recipes_name_its_rows() -> None:
     for table in (1, 2, 3):
         for data in ("cifar10", "svhn", "cifar100"):
             for row, debias in (("fedrgd", False), ("fedrgd-feddpl", True)):
-                experiment = resolve(load_recipe(f"feddb/table-{table}/{data}-{row}"))
-                beside = resolve(load_recipe(f"feddb/table-{table}/{data}-fixmatch"))
+                experiment = resolve(load_recipe(f"feddb/table{table}/{data}-{row}"))
+                beside = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
                 assert experiment.build_method().debias == debias
                 assert (experiment.data, experiment.rounds) == (beside.data, beside.rounds)
                 assert experiment.net.norm == "gn"

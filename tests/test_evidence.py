@@ -1,0 +1,123 @@
+"""The page of evidence says what the records say, and a run is made once."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import evidence, page, shelf
+from tacit.lineup import Job, identity
+from tacit.record import Run
+
+ROOT = Path(__file__).parent.parent
+Tiny = Callable[..., Run]
+
+
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty shelf in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_page_and_the_tables_of_methods_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody typed a number: `make evidence PART=page` changes nothing."""
+    monkeypatch.chdir(ROOT)
+    kept = shelf.on_the_shelf()
+    parts = {name: (part, evidence.rows_of(part, part["seeds"], kept)) for name, part in evidence.parts().items()}
+    assert page.PAGE.read_text() == page.page(parts), "run: make evidence PART=page"
+    for path in page.METHODS.glob("*.md"):
+        assert page.with_table(path.read_text(), page.method_table(path.stem, parts)) == path.read_text(), path
+
+
+def test_claims_are_about_rows_that_exist() -> None:
+    for name, part in evidence.parts().items():
+        for claim in part.get("claims", ()):
+            assert claim["says"], name
+            assert claim["source"], name
+            if "untestable" not in claim:
+                assert {claim["better"], claim["than"]} <= set(part["rows"]), (name, claim)
+
+
+def test_a_kept_run_is_small_and_tells_the_same(tiny: Tiny, apart: Path) -> None:
+    run = tiny("fixmatch", "clients", rounds=3)
+    place = shelf.place_of(run.experiment, {})
+    shelf.put_away(Job(run.experiment, run.folder), place)
+    kept = Run(place)
+    assert identity(kept.experiment) == identity(run.experiment)
+    assert kept.summary == run.summary
+    assert [r["accuracy"] for r in kept.records] == pytest.approx([r["accuracy"] for r in run.records], abs=1e-5)
+    assert all(record["work"] > 0 for record in kept.records)
+    assert sum(file.stat().st_size for file in place.iterdir()) < 8_000
+    assert shelf.on_the_shelf() == {identity(run.experiment): place}
+
+
+def test_a_part_runs_what_is_missing_only(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time nothing runs; a row that is new runs alone; a page stands beside it each time."""
+    from rich.console import Console
+
+    small = {"method.preset": "smoke", "data.placement": "clients", "rounds": 2, "backend.name": "local"}
+    rows = {"lower": {"method.name": "fedavg"}, "fixmatch": {"method.name": "fixmatch"}}
+    claim = {"says": "FixMatch helps", "source": "nobody", "better": "fixmatch", "than": "lower"}
+    part = {"title": "t", "scale": "tiny", "seeds": 2, "order": 1, "shared": small, "rows": rows, "claims": [claim]}
+    monkeypatch.setattr(evidence, "parts", lambda: {"mine": part})
+    started: list[str] = []
+    real = evidence.run_experiment
+
+    def counted(experiment, folder, **options):  # type: ignore[no-untyped-def]
+        started.append(experiment.method["name"])
+        return real(experiment, folder, **options)
+
+    monkeypatch.setattr(evidence, "run_experiment", counted)
+    Path("docs/methods").mkdir(parents=True)
+    Path("docs/methods/fixmatch.md").write_text("# fixmatch\n")
+    screen = Console(quiet=True)
+    evidence.run_part("mine", part, 1, False, screen)
+    assert started == ["fedavg", "fixmatch"]
+    evidence.run_part("mine", part, 2, False, screen)
+    assert started[2:] == ["fedavg", "fixmatch"]  # the second seed only
+    rows["feddb"] = {"method.name": "feddb"}
+    evidence.run_part("mine", part, 2, False, screen)
+    assert started[4:] == ["feddb", "feddb"]
+    evidence.run_part("mine", part, 1, True, screen)
+    assert started[6:] == ["fedavg", "fixmatch", "feddb"]  # from scratch, if asked
+    text = page.PAGE.read_text()
+    assert "FixMatch helps" in text
+    assert "| fixmatch | 2 |" in text
+    assert "| fixmatch | 2 |" in Path("docs/methods/fixmatch.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        ([0.7, 0.8], [0.6, 0.7], "holds here"),
+        ([0.7, 0.8], [0.6, 0.81], "open"),
+        ([0.5, 0.8], [0.6, 0.81], "does not hold here"),
+        ([0.5, 0.9], [0.9, 0.6], "does not hold here"),  # the mean decides, not the best seed
+    ],
+)
+def test_verdicts(tiny: Tiny, apart: Path, ours: list[float], theirs: list[float], verdict: str) -> None:
+    """Seeds are compared with themselves: the records of two rows, with accuracies that we choose."""
+    run = tiny("fedavg", "clients", rounds=1)
+    rows = []
+    for label, values in (("a", ours), ("b", theirs)):
+        jobs = []
+        for seed, value in enumerate(values):
+            experiment = run.experiment.model_copy(update={"seed": seed})
+            place = apart / label / str(seed)
+            shelf.put_away(Job(experiment, run.folder), place)
+            (place / "rounds.jsonl").write_text(json.dumps({"step": 0, "accuracy": value, "work": 1.0}) + "\n")
+            jobs.append(Job(experiment, place))
+        rows.append(page.Row(label, tuple(jobs)))
+    claim = {"says": "a is better", "source": "", "better": "a", "than": "b"}
+    assert page.judge(claim, page.lines_of(rows)).verdict == verdict
+
+
+def test_the_cost_of_a_point_counts_work_until_three_rounds_reach_it(tiny: Tiny, apart: Path) -> None:
+    run = tiny("fedavg", "clients", rounds=1)
+    records = [{"step": k, "accuracy": a, "work": 2.0} for k, a in enumerate([0.9, 0.3, 0.6, 0.6, 0.6, 0.9])]
+    (run.folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert page.seconds_to(run, 0.6) == 6.0  # (.9 + .3 + .6) / 3
+    assert page.seconds_to(run, 0.65) == 12.0
+    assert page.seconds_to(run, 0.8) is None  # one lucky round is not enough
