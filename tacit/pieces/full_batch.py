@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.pieces.train import batches
+from tacit.pieces.train import batches, clip_gradient
 
 
 def needs_whole_batch(model: nn.Module) -> bool:
@@ -73,7 +73,6 @@ def descend_in_parts(
     for loss in losses:
         loss.backward()
         total += float(loss.detach())
-    if clip > 0:
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    clip_gradient(model, clip)
     optimizer.step()
     return total
