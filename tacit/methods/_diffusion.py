@@ -7,77 +7,30 @@ images with it, and deals them evenly to the clients, who keep them on their dis
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from tacit.method import AtLeastOne, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
-from tacit.nets.unet import UNet, build_unet, require_diffusers
-from tacit.payload import Payload, Weights, tensor_in, weights_in
+from tacit.method import Method, Reply, Stage, Task, mean_model
+from tacit.methods._generator import GDGM
+from tacit.nets.unet import UNet, require_diffusers
+from tacit.payload import Payload, tensor_in, weights_in
 from tacit.pieces.aggregate import residual
-from tacit.pieces.augment_pipe import PIPE_LABEL, augment_pipe
-from tacit.pieces.diffusion import STEPS, Sampler, denoising_loss, ema_decay, from_bytes, sample
+from tacit.pieces.augment_pipe import augment_pipe
+from tacit.pieces.diffusion import denoising_loss, ema_decay, from_bytes
 from tacit.pieces.train import batches, descend, weights_of
 from tacit.sides import Client, Hub
 
-SAMPLE_BATCH = 128  # images drawn at once; fixed, so that the same images come out whatever the memory
 LARGEST_GRADIENT = 1.0  # DDPM's
 
 
-@dataclass(frozen=True)
-class GDGM:
-    """What the generator is, how it is trained and how much it draws: options that the stages share."""
-
-    psi: Annotated[NotNegative, "generated images for each real one"] = 1.0
-    diffusion_rounds: Annotated[AtLeastOne, "rounds in which the generator is trained"] = 40
-    diffusion_epochs: Annotated[AtLeastOne, "local epochs in such a round"] = 10
-    diffusion_batch: Annotated[AtLeastOne, "images a step"] = 128
-    diffusion_lr: Annotated[Positive, "learning rate of the generator (Adam)"] = 2e-4
-    ema: Annotated[Share, "the server's running mean of the generator keeps so much a round"] = 0.9
-    augment: Annotated[Share, "chance of each operation of the augmentation that the label tells of"] = 0.12
-    width: Annotated[int, Field(ge=4, multiple_of=4), "channels of the U-Net at full size"] = 128
-    halvings: Annotated[AtLeastOne, "times the U-Net halves the image and doubles it again"] = 3
-    blocks: Annotated[AtLeastOne, "residual blocks of the U-Net at each size"] = 2
-    generation_rounds: Annotated[AtLeastOne, "parts in which images are drawn and dealt"] = 50
-    sampler: Annotated[Sampler, "ddpm as published, or ddim: fewer steps will do"] = "ddpm"
-    sampling_steps: Annotated[int, Field(ge=1, le=STEPS), "steps from noise to an image"] = STEPS
-
-    def generator_stages(self) -> tuple[Stage, ...]:
-        """The two stages, with these options; without the library it says so here, before any work."""
-        require_diffusers()
-        options = {option.name: getattr(self, option.name) for option in dataclasses.fields(GDGM)}
-        training = Stage("diffusion", Diffusion(**options), self.diffusion_rounds)
-        return training, Stage("generation", Generation(**options), self.generation_rounds)
-
-    def unet(self, channels: int, weights: Weights) -> UNet:
-        """The U-Net with these weights, its own copy."""
-        net = self.new_unet(channels).to_empty(device="cpu")
-        net.load_state_dict(weights)
-        return net
-
-    def new_unet(self, channels: int, generator: torch.Generator | None = None) -> UNet:
-        """The U-Net with first weights from a generator; without one, without weights and on no device."""
-        shape = {"width": self.width, "halvings": self.halvings, "blocks": self.blocks}
-        return build_unet(channels=channels, labels=len(PIPE_LABEL), generator=generator, **shape)
-
-    def generate(
-        self, weights: Weights, shape: tuple[int, int, int, int], generator: torch.Generator, device: torch.device
-    ) -> Tensor:
-        """Images uint8 of this shape [N, C, S, S], by the U-Net with these weights; the augmentation label is zero."""
-        net = self.unet(shape[1], weights).to(device).eval()
-
-        def denoise(noisy: Tensor, times: Tensor) -> Tensor:
-            nothing_done: Tensor = torch.zeros(len(noisy), len(PIPE_LABEL), device=device)
-            noise: Tensor = net(noisy.to(device), times.to(device), nothing_done)
-            return noise
-
-        drawn = [torch.zeros(0, *shape[1:], dtype=torch.uint8)]
-        for start in range(0, shape[0], SAMPLE_BATCH):
-            part = (min(SAMPLE_BATCH, shape[0] - start), *shape[1:])
-            drawn.append(sample(denoise, part, self.sampler, self.sampling_steps, generator).clone())
-        return torch.cat(drawn)
+def generator_stages(options: GDGM) -> tuple[Stage, ...]:
+    """The two stages, with these options; without the library it says so here, before any work."""
+    require_diffusers()
+    shared = {option.name: getattr(options, option.name) for option in dataclasses.fields(GDGM)}
+    training = Stage("diffusion", Diffusion(**shared), options.diffusion_rounds)
+    return training, Stage("generation", Generation(**shared), options.generation_rounds)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
-from tacit.methods._diffusion import GDGM
+from tacit.methods._diffusion import generator_stages
+from tacit.methods._generator import GDGM
 from tacit.methods._pseudo import Tally, dsa_view, mean_figure
 from tacit.methods.cbafed import WarmUp
 from tacit.payload import Payload, tensor_in, weights_in
@@ -65,7 +66,7 @@ class DDRFed(GDGM, Method):
     def before(self) -> tuple[Stage, ...]:
         alone = WarmUp(labeled_epochs=self.warmup_epochs, residual_client=0.0, residual_server=0.0, warmup=0)
         warm_up = (Stage("warm-up", alone, self.warmup),) if self.warmup else ()
-        return (*self.generator_stages(), *warm_up) if self.gdgm else warm_up
+        return (*generator_stages(self), *warm_up) if self.gdgm else warm_up
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         counts = past.get("warm-up", {}).get("counts", torch.zeros(hub.classes))
