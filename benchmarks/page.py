@@ -28,7 +28,7 @@ Parts = Mapping[str, tuple[Part, Sequence[Row]]]
 
 INTRO = """# Our numbers beside theirs
 
-*This page is made by `make evidence` from the records in [evidence/runs](../evidence/runs); nobody types its numbers.*
+*This page is made by `make evidence` from the records in [evidence/runs](../evidence/runs/); nobody types its numbers.*
 
 Everything here ran on two cores, so at a reduced scale, which each section states: less data, a smaller net, fewer
 rounds; partition, placement, share of labels and stages are the paper's. Absolute accuracy does not compare across
