@@ -6,13 +6,14 @@ place; a flat buffer is measured beside it, so that it can be seen what it would
 
 import copy
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.reference import mean_of
-from benchmarks.timing import Row, Work, interleaved, ratio, single_thread
+from benchmarks.timing import Row, Spent, Work, interleaved, ratio, single_thread
 from tacit import nets
 from tacit.pieces.aggregate import shares, weighted_mean
 from tacit.pieces.train import sgd, weights_of
@@ -120,8 +121,6 @@ def stepping(name: str, calls: int, times: int, batch: int = 10) -> list[Row]:
     ]
 
 
-def milliseconds(spent: Sequence[object], calls: int) -> str:
+def milliseconds(spent: Sequence[Spent], calls: int) -> str:
     """The median of one call."""
-    from statistics import median
-
-    return f"{1000 * median(one.cpu for one in spent) / calls:.1f}"  # type: ignore[attr-defined]
+    return f"{1000 * median(one.cpu for one in spent) / calls:.1f}"

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.running import UNEVALUATED, open_rounds
@@ -107,14 +108,21 @@ def measure(
 ) -> list[Row]:
     if not Path("/proc/self/clear_refs").exists():
         return [Row("many clients", 0, "", note="left out: peaks of memory are read from /proc, which is not here")]
-    rows = []
+    rows, results = [], []
     for clients in numbers:
         found = alone({**many(clients, 6, 10), "net.name": "cnn", **(changes or {})}, rounds)
+        results.append(found)
         name, asked = f"{clients:,} clients", f"{found['answered']} active"
         rows.append(Row(f"{name}: start-up", found["start_up"], "s", note=asked))
         rows.append(spread(f"{name}: a round", found["seconds"][1:], "s", note=asked))
-        files = f"{found['files'] / MB:.0f} MB of it mapped files; all images are {found['images'] / MB:.0f} MB"
+        mapped, images = found["files"] / MB, found["images"] / MB
+        files = f"{mapped:.0f} MB of it mapped files (libraries, images); all images are {images:.0f} MB"
         rows.append(Row(f"{name}: peak memory", found["peak"] / MB, "MB", note=files))
+    first, last = results[0], results[-1]
+    growth = f"{numbers[-1]:,} clients / {numbers[0]:,}"
+    rows.append(Row(f"{growth}: start-up", last["start_up"] / first["start_up"]))
+    rows.append(Row(f"{growth}: a round", median(last["seconds"][1:]) / median(first["seconds"][1:])))
+    rows.append(Row(f"{growth}: peak memory", last["peak"] / first["peak"]))
     return [*rows, *measure_active(active, changes or {})]
 
 

@@ -82,7 +82,8 @@ def measure(changes: Mapping[str, Any] | None = None, times: int = 3) -> list[Ro
         open_rounds(idle_plan, Path(folder, "idle"), Idle()) as idle,
     ):
         works = {"bare": lambda: bare_round(plan, federation, net), "ours": rounds.next, "idle": idle.next}
-        spent = interleaved(works, times)
+        idle.next()  # the first one builds the net
+        spent = interleaved(works, times, warm_up=False)
     ours = sorted(one.wall for one in spent["ours"])[times // 2]
     idling = [100 * i.wall / o.wall for i, o in zip(spent["idle"], spent["ours"], strict=True)]
     differences = [100 * (1 - b.cpu / o.cpu) for b, o in zip(spent["bare"], spent["ours"], strict=True)]

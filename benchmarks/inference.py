@@ -29,8 +29,8 @@ TITLE = "Evaluation"
 
 SETTINGS: dict[str, Any] = {"data.placement": "clients", "data.labels": 0, "net.norm": "bn", "device": "cpu"}
 CASES: dict[str, dict[str, Any]] = {
-    "ResNet-18, 28×28": {"data.name": "fashion-mnist", "net.name": "resnet18", "data.test_subset": 5000},
-    "WRN-28-2, 32×32": {"data.name": "cifar10", "net.name": "wrn-28-2", "data.test_subset": 1024},
+    "ResNet-18, 28×28": {"data.name": "fashion-mnist", "net.name": "resnet18", "data.test_subset": 2048},
+    "WRN-28-2, 32×32": {"data.name": "cifar10", "net.name": "wrn-28-2", "data.test_subset": 512},
 }
 
 

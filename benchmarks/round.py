@@ -15,24 +15,20 @@ disk. All in CPU time, on one thread.
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
+from benchmarks.bare import Bare, epochs_of
 from benchmarks.reference import Reference, plain_net
 from benchmarks.running import UNEVALUATED, Rounds, open_rounds
 from benchmarks.timing import Row, Work, interleaved, ratio, single_thread
 from benchmarks.views import PIL_WEAK
 from tacit.data.federation import Federation
-from tacit.engine import Plan, prepare
-from tacit.evaluate import PREDICT_BATCH
+from tacit.engine import prepare
 from tacit.experiment import resolve
-from tacit.pieces.train import batches
-from tacit.sides import Shard
 
 TITLE = "A round of CBAFed"
 
@@ -64,7 +60,7 @@ class Case:
 CASES = (
     Case(
         "ResNet-18, 28×28, B64",
-        {"data.name": "fashion-mnist", "data.subset": 1920, "net.name": "resnet18", "train.batch": 64},
+        {"data.name": "fashion-mnist", "data.subset": 2560, "net.name": "resnet18", "train.batch": 64},
         bare=0.55,
         reference=2.5,
     ),
@@ -80,55 +76,6 @@ CASES = (
         bare=1.05,
     ),
 )
-
-
-def epochs_of(plan: Plan) -> tuple[int, int]:
-    """Passes over a client's images in a round: where they are labelled, and where they are not."""
-    epochs = plan.stages[-1].method.effort(plan.setup.train.epochs)
-    assert epochs is not None
-    return epochs
-
-
-@dataclass
-class Bare:
-    """Forward and backward passes on tensors that are ready, and nothing else."""
-
-    net: nn.Module
-    plan: Plan
-    shards: Sequence[Shard]
-    labelling: list[list[Tensor]] = field(init=False)  # for each client, the batches that are only looked at
-    training: list[list[tuple[Tensor, Tensor]]] = field(init=False)  # and those of an epoch, with labels
-    epochs: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        setup, epochs = self.plan.setup, epochs_of(self.plan)
-        self.labelling, self.training, self.epochs = [], [], []
-        generator = torch.Generator().manual_seed(0)
-        for shard in self.shards:
-            labeled = len(shard.labeled) > 0
-            x = setup.views.plain(shard.labeled.images if labeled else shard.unlabeled)
-            y = shard.labeled.labels if labeled else torch.zeros(len(x), dtype=torch.int64)
-            self.labelling.append([] if labeled else list(x.split(PREDICT_BATCH)))
-            self.training.append([(x[which], y[which]) for which in batches(len(x), setup.train.batch, generator)])
-            self.epochs.append(epochs[0] if labeled else epochs[1])
-
-    @property
-    def trained_on(self) -> int:
-        return sum(
-            epochs * sum(len(x) for x, _ in epoch) for epochs, epoch in zip(self.epochs, self.training, strict=True)
-        )
-
-    def round(self) -> None:
-        for looks, epoch, epochs in zip(self.labelling, self.training, self.epochs, strict=True):
-            if looks:
-                self.net.eval()
-                with torch.inference_mode():
-                    for x in looks:
-                        self.net(x)
-            self.net.train()
-            for x, y in epoch * epochs:
-                self.net.zero_grad(set_to_none=True)
-                F.cross_entropy(self.net(x), y).backward()
 
 
 def trained_on(rounds: Rounds) -> int:
@@ -156,7 +103,7 @@ def measure_case(case: Case, times: int) -> list[Row]:
         works: dict[str, Work] = {"bare": bare.round, "ours": rounds.next, "own": own.round}
         if reference is not None:
             works["reference"] = reference.round
-        spent = interleaved(works, times)
+        spent = interleaved(works, times, warm_up=False)  # each takes seconds
         counts = {"bare": bare.trained_on, "own": own.trained_on, "ours": trained_on(rounds)}
         if reference is not None:
             counts["reference"] = reference.trained_on

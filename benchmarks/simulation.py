@@ -31,12 +31,12 @@ TITLE = "Pool, Ray, Flower's simulation"
 
 SETTINGS = {
     "method": "fedavg",
-    "rounds": 5,
+    "rounds": 8,
     "data.name": "fashion-mnist",
-    "data.subset": 5000,
+    "data.subset": 1000,
     "data.test_subset": 1000,
     "data.clients": 10,
-    "data.labels": 2000,
+    "data.labels": 0,
     "data.placement": "clients",
     "data.partition": "iid",
     "net.name": "cnn",
@@ -54,10 +54,11 @@ def run_flower(experiment: Experiment, out: Path) -> None:
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
-    from tacit.backends.flower import Grid
+    from tacit.backends import flower
     from tacit.sites.jobs import Job
     from tacit.sites.server import run_at_sites
 
+    flower.POLL = 0.01  # real sites are looked after every 0.3 s, which here would count against Flower
     parties = Path(os.environ[PARTIES])
     names = tuple(f"site-{k}" for k in range(experiment.data.clients))
     changes = {"data.name": str(parties / "server"), "backend.name": "flower"}
@@ -67,7 +68,7 @@ def run_flower(experiment: Experiment, out: Path) -> None:
 
     @server.main()
     def main(grid: Any, context: Any) -> None:
-        run_at_sites(job, Grid(grid, insecure=True), Silence())
+        run_at_sites(job, flower.Grid(grid, insecure=True), Silence())
 
     one_each = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     workers = {"init_args": {"num_cpus": experiment.backend.workers, "include_dashboard": False}}
