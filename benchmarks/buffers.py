@@ -7,6 +7,7 @@ place; a flat buffer is measured beside it, so that it can be seen what it would
 import copy
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +87,7 @@ def syncing(name: str, calls: int, times: int) -> list[Row]:
 
 def stepping(name: str, calls: int, times: int, batch: int = 10) -> list[Row]:
     """The optimiser's step alone, and a whole training step of ten images."""
-    settings = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
+    settings: dict[str, Any] = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 5e-4}
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, 1, SIZE, SIZE, generator=generator)
     y = torch.randint(0, 10, (batch,), generator=generator)

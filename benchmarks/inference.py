@@ -40,17 +40,19 @@ def folded(net: Net) -> nn.Module:
     if isinstance(net, ResNet18):
         return FoldedResNet18(net)
     for block in [module for module in net.modules() if isinstance(module, wrn.Block)]:
-        block.conv1 = layout_of(block.conv1, fuse_conv_bn_eval(block.conv1, block.bn2))
+        block.conv1 = fused(block.conv1, block.bn2)
         block.bn2 = nn.Identity()
     return net
 
 
-def layout_of(like: nn.Module, layer: nn.Module) -> nn.Conv2d:
-    """The layer, its weights as they lay in memory before (multiplying keeps no layout)."""
-    assert isinstance(like, nn.Conv2d)
+def fused(layer: nn.Module, norm: nn.Module) -> nn.Conv2d:
+    """One convolution for two layers, its weights as they lay in memory before (multiplying keeps no layout)."""
     assert isinstance(layer, nn.Conv2d)
-    channels_last = like.weight.is_contiguous(memory_format=torch.channels_last)
-    return layer.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)  # type: ignore[call-overload]
+    assert isinstance(norm, nn.BatchNorm2d)
+    channels_last = layer.weight.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    result: nn.Conv2d = fuse_conv_bn_eval(layer, norm).to(memory_format=layout)  # type: ignore[call-overload]
+    return result
 
 
 class FoldedResNet18(nn.Module):
@@ -59,14 +61,14 @@ class FoldedResNet18(nn.Module):
     def __init__(self, net: ResNet18) -> None:
         super().__init__()
         self.net = net
-        net.conv1 = layout_of(net.conv1, fuse_conv_bn_eval(net.conv1, net.bn1))
+        net.conv1 = fused(net.conv1, net.bn1)
         for block in self.blocks():
-            block.conv1 = layout_of(block.conv1, fuse_conv_bn_eval(block.conv1, block.bn1))
-            block.conv2 = layout_of(block.conv2, fuse_conv_bn_eval(block.conv2, block.bn2))
+            block.conv1 = fused(block.conv1, block.bn1)
+            block.conv2 = fused(block.conv2, block.bn2)
             block.bn1 = block.bn2 = nn.Identity()
             if block.downsample is not None:
                 projection, norm = block.downsample
-                block.downsample = nn.Sequential(layout_of(projection, fuse_conv_bn_eval(projection, norm)))
+                block.downsample = nn.Sequential(fused(projection, norm))
 
     def blocks(self) -> list[Block]:
         return [module for module in self.net.modules() if isinstance(module, Block)]
@@ -86,7 +88,8 @@ class FoldedResNet18(nn.Module):
 
 
 def on_few_pixels(block: Block, x: Tensor) -> Tensor:
-    def product(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    def product(layer: nn.Module, x: Tensor) -> Tensor:
+        assert isinstance(layer.bias, Tensor)
         return convolve(layer, x).add_(layer.bias)
 
     change = product(block.conv2, block.activation(product(block.conv1, x)))

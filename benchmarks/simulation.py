@@ -70,8 +70,8 @@ def run_flower(experiment: Experiment, out: Path) -> None:
     def main(grid: Any, context: Any) -> None:
         run_at_sites(job, flower.Grid(grid, insecure=True), Silence())
 
-    one_each = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    workers = {"init_args": {"num_cpus": experiment.backend.workers, "include_dashboard": False}}
+    one_each: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    workers: dict[str, Any] = {"init_args": {"num_cpus": experiment.backend.workers, "include_dashboard": False}}
     run_simulation(server, client, num_supernodes=len(names), backend_config={**one_each, **workers})
 
 
@@ -114,7 +114,7 @@ def measure(
         if "flower" in backends:
             write_parties(prepare(resolve(settings)), folder / "parties")
         done: dict[str, list[int]] = {backend: [] for backend in backends}
-        works = {one: lambda one=one: alone(one, settings, folder, done[one]) for one in backends}  # type: ignore[misc]
+        works = {one: lambda one=one: alone(one, settings, folder, done[one]) for one in backends}
         whole = interleaved(works, times, warm_up=False)
         runs = {one: [Run(folder / f"{one}-{number}") for number in done[one]] for one in backends}
         models = {one: {digest(run) for run in runs[one]} for one in backends}

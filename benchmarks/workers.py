@@ -23,6 +23,7 @@ TITLE = "Two workers"
 
 SETTINGS = {
     "data.name": "fashion-mnist",
+    "data.clients": 10,
     "data.subset": 1280,
     "data.labeled_clients": 2,
     "net.name": "resnet18",
