@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.evidence import commit
 from benchmarks.timing import Row
 
 PARTS = ("round", "workers", "clients", "views", "engine", "simulation", "buffers", "inference")
@@ -39,6 +39,12 @@ def machine() -> dict[str, Any]:
         "load_at_start": load,
         "quiet": load <= QUIET,
     }
+
+
+def commit() -> str:
+    """Which code this is; "-dirty" where files differ from what was committed."""
+    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
 
 
 def processor() -> str:
