@@ -2,7 +2,7 @@
 
 CBAFed with ResNet-18 and two labelled clients of ten, so that the work can be shared evenly between two: 11 + 11 epochs
 of labelled clients and eight times one. `backend.workers = 1` means no pool at all, everything in one process; that is
-what two workers are compared with, and it is faster than a pool of one. Needs two free cores.
+what two workers are compared with, so what the pool itself costs counts against it. Needs two free cores.
 """
 
 import tempfile
