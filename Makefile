@@ -51,7 +51,7 @@ unit: $(VENV)/.dev $(VENV)/.browser
 docs: $(VENV)/.dev       ## the site, written to site/ (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-bench: $(VENV)/.dev      ## speed as ratios against a reference in the same run
+bench: $(VENV)/.dev      ## speed and memory as ratios within one run (ONLY=round: one part)
 	$(BIN)/python -m benchmarks $(ONLY)
 
 evidence: $(VENV)/.dev  ## slower evidence: real data, several seeds

@@ -1,15 +1,50 @@
-"""`make bench`: speed as ratios against a reference in the same run. `make bench ONLY=engine` runs one part."""
+"""`make bench`: speed and memory as ratios within one run. `make bench ONLY=round` runs one part.
 
+Everything goes to runs/bench.json; where all parts ran, also to evidence/bench.json and evidence/bench.md.
+"""
+
+import importlib
 import json
 import os
 import platform
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import engine, views
+from benchmarks.timing import Row
+
+PARTS = ("round", "workers", "clients", "views", "engine", "simulation", "buffers", "inference")
+COLUMNS = ("what", "median", "spread", "goal", "reached", "note")
+QUIET = 0.5  # a load above this is somebody else's work
+RUNS, EVIDENCE = Path("runs"), Path("evidence")
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured."""
+    load = os.getloadavg()[0]
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit(),
+        "load_at_start": load,
+        "quiet": load <= QUIET,
+    }
+
+
+def commit() -> str:
+    """Which code this is; "-dirty" where files differ from what was committed."""
+    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
 
 
 def processor() -> str:
@@ -21,33 +56,61 @@ def processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def main() -> None:
-    only = sys.argv[1:]
-    screen = Console()
-    screen.print(f"{processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; one thread everywhere")
-    results: dict[str, object] = {"processor": processor(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-    if not only or "views" in only:
-        rows = views.measure()
-        table = Table("view", "ours, images a CPU-second", "a PIL loop", "ratio", "spread", title="Views")
-        for row in rows:
-            ours, pil = f"{row['ours_per_second']:,.0f}", f"{row['pil_per_second']:,.0f}"
-            table.add_row(str(row["name"]), ours, pil, f"{row['ratio']:.1f}×", f"{row['spread']:.0%}")
+def describe(facts: dict[str, Any]) -> str:
+    """The machine in a line or two."""
+    text = (
+        f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gb']} GB, {facts['system']}; Python "
+        f"{facts['python']}, torch {facts['torch']}; commit {facts['commit']}; load at start "
+        f"{facts['load_at_start']:.2f}."
+    )
+    return text if facts["quiet"] else f"{text} The machine was not quiet: do not trust these figures."
+
+
+def sentences(module: Any) -> str:
+    """What the part says of itself, without its line breaks."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (module.__doc__ or "").strip().split("\n\n"))
+
+
+def markdown(facts: dict[str, Any], results: dict[str, list[Row]]) -> str:
+    lines = ["# Speed and memory", "", f"Command: `make bench`. {describe(facts)}", ""]
+    lines += ["Ratios are medians; the spread is from the lowest to the highest.", ""]
+    for name, rows in results.items():
+        module = importlib.import_module(f"benchmarks.{name}")
+        lines += [f"## {module.TITLE}", "", sentences(module), ""]
+        lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+        lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def record(facts: dict[str, Any], results: dict[str, list[Row]]) -> str:
+    parts = {name: [row.record() for row in rows] for name, rows in results.items()}
+    return json.dumps({"machine": facts, "parts": parts}, indent=2, ensure_ascii=False) + "\n"
+
+
+def main(only: list[str]) -> None:
+    if unknown := [name for name in only if name not in PARTS]:
+        raise SystemExit(f"There is no part '{unknown[0]}'. There are: {', '.join(PARTS)}.")
+    screen, facts = Console(), machine()
+    screen.print(describe(facts), highlight=False)
+    results: dict[str, list[Row]] = {}
+    RUNS.mkdir(exist_ok=True)
+    for name in only or PARTS:
+        module, started = importlib.import_module(f"benchmarks.{name}"), time.perf_counter()
+        results[name] = module.measure()
+        table = Table(*COLUMNS, title=f"{module.TITLE} ({time.perf_counter() - started:.0f} s)")
+        for row in results[name]:
+            table.add_row(*row.cells())
         screen.print(table)
-        results["views"] = rows
-    if not only or "engine" in only:
-        overhead = engine.measure()
-        screen.print(
-            f"Engine, ResNet-18 on a tenth of Fashion-MNIST (10 clients, FedAvg, {overhead['seconds_a_round']:.0f} s a "
-            f"round): {overhead['idle_percent']:.1f} % of a round is the engine's (goal: under 3 %). As a difference "
-            f"from bare training: {overhead['difference_percent']:.1f} % of CPU time, from "
-            f"{overhead['difference_lowest']:.1f} to {overhead['difference_highest']:.1f} over the rounds."
-        )
-        results["engine"] = overhead
-    path = Path("runs/bench.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(results, indent=2, default=str) + "\n")
-    screen.print(f"Written to {path}")
+        (RUNS / "bench.json").write_text(record(facts, results))
+    written = [RUNS / "bench.json"]
+    if not only:
+        EVIDENCE.mkdir(exist_ok=True)
+        (EVIDENCE / "bench.json").write_text(record(facts, results))
+        (EVIDENCE / "bench.md").write_text(markdown(facts, results))
+        written += [EVIDENCE / "bench.json", EVIDENCE / "bench.md"]
+    screen.print(f"Written to {', '.join(map(str, written))}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

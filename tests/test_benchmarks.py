@@ -1,0 +1,164 @@
+"""Every part of `make bench` runs with a tiny setting and compares like with like. Nothing here asserts a time."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import __main__ as bench
+from benchmarks import buffers, clients, engine, inference, reference, round, simulation, timing, views, workers
+from benchmarks.timing import Row, Spent
+from tacit.data.federation import Federation
+from tacit.engine import prepare
+from tacit.experiment import resolve
+from tacit.pieces import train
+
+DIGITS: dict[str, Any] = {"data.name": "digits", "data.clients": 3, "data.subset": 60, "train.batch": 8}
+NARROW = {**DIGITS, "net.name": "cnn-4"}
+TINY = round.Case("tiny", {**NARROW, "method.labeled_epochs": 2}, bare=1.0, reference=1.0)
+
+
+def sane(rows: list[Row]) -> dict[str, Row]:
+    """All rows are finite, within their own spread, and have names of their own."""
+    for row in rows:
+        assert math.isfinite(row.value), row
+        assert row.value > 0, row
+        assert row.low is None or row.low <= row.value <= row.high, row
+        assert all(isinstance(cell, str) for cell in row.cells())
+    found = {row.what: row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_a_round_takes_the_same_steps_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: dict[str, int] = {"ours": 0, "reference": 0, "bare": 0}
+    descend, backward = train.descend, torch.Tensor.backward
+    where = ["bare"]
+
+    def counted(*arguments: Any, **more: Any) -> None:
+        where.append("ours")
+        descend(*arguments, **more)
+        where.pop()
+
+    def counted_backward(self: torch.Tensor, *arguments: Any, **more: Any) -> None:
+        steps[where[-1]] += 1
+        backward(self, *arguments, **more)
+
+    def in_reference(self: reference.Reference, work: Any = reference.Reference.round) -> None:
+        where.append("reference")
+        work(self)
+        where.pop()
+
+    monkeypatch.setattr(train, "descend", counted)
+    monkeypatch.setattr(torch.Tensor, "backward", counted_backward)
+    monkeypatch.setattr(reference.Reference, "round", in_reference)
+    rows = sane(round.measure([TINY], times=1))
+    assert list(rows) == [
+        "tiny: round / bare passes",
+        "tiny: round / bare passes of tacit's own net",
+        "tiny: plain implementation / round",
+        "tiny: plain implementation / bare passes",
+    ]
+    # 20 images a client are 3 steps: 2 epochs of one client and 1 of two others. Bare: the plain net and the own one.
+    assert steps == {"ours": 12, "reference": 12, "bare": 2 * 12}
+    assert "80 images a round" in rows["tiny: round / bare passes"].note
+
+
+def test_sides_that_do_not_do_the_same_work_are_refused() -> None:
+    wary = round.Case("wary", {**TINY.settings, "method.base": 1.0, "method.ceiling": 1.0, "method.tail": 0.0})
+    with pytest.raises(RuntimeError, match="did not train on the same number of images"):
+        round.measure([wary], times=1)
+
+
+@pytest.mark.parametrize("size", [28, 32])
+def test_the_plain_net_and_the_folded_net_are_the_net(size: int) -> None:
+    for name in ("resnet18-4", "wrn-10-1"):
+        settings = {**DIGITS, "net.name": name, "data.image_size": size}
+        plan = prepare(resolve(round.SHARED, settings, {"net.norm": "bn"}))
+        images = Federation(plan.dataset, plan.split, plan.setup.device).test().images
+        net = inference.with_statistics(plan.setup.build(torch.Generator().manual_seed(0)))
+        plain = reference.plain_net(plan)
+        getattr(plain, "net", plain).load_state_dict(net.state_dict())
+        x = plan.setup.views.plain(images)
+        with torch.no_grad():
+            torch.testing.assert_close(plain.eval()(x), net.eval()(x), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(inference.folded(net)(x), net.eval()(x), rtol=1e-3, atol=1e-4)
+        assert isinstance(plain, reference.PlainResNet18) == (name == "resnet18-4")
+        assert all(p.is_contiguous() for p in plain.parameters()), "the usual memory layout"
+
+
+def test_views_engine_buffers_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "BATCH", 32)
+    monkeypatch.setattr(views, "PIL_BATCH", 16)
+    assert len(sane(views.measure(times=1))) == len(views.CASES)
+    rows = engine.measure({**NARROW, "data.labeled_clients": 3, "data.test_subset": 20}, times=1)
+    assert [row.at_most for row in rows] == [3.0, None]
+    assert rows[0].value > 0
+    assert len(sane(buffers.measure("resnet18-4", models=3, calls=1, times=1))) == 6
+    tiny = {"tiny": {**DIGITS, "net.name": "wrn-10-1", "data.test_subset": 20}}
+    assert len(sane(inference.measure(tiny, times=1))) == 2
+
+
+def test_two_workers_come_to_the_same_bits() -> None:
+    rows = sane(workers.measure({**NARROW, "method.labeled_epochs": 2}, times=1))
+    assert rows["the same bits"].reached is True
+
+
+def test_many_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "RUNS", tmp_path)
+    alone, small = clients.alone, {"data.name": "digits", "net.name": "cnn-4"}
+
+    def once_alone(settings: dict[str, Any], rounds: int) -> dict[str, Any]:  # a process takes seconds to start
+        if settings["data.clients"] == 20:
+            return alone(settings, rounds)
+        with tempfile.TemporaryDirectory() as folder:
+            return clients.child(settings, rounds, Path(folder, "run"))
+
+    monkeypatch.setattr(clients, "alone", once_alone)
+    rows = sane(clients.measure(numbers=[20], active=5, changes=small, rounds=2))
+    assert rows["20 clients: a round"].note == "10 active"
+    assert "5 active clients, ResNet-18: peak memory above start-up" in rows
+    assert 50 < rows["20 clients: peak memory"].value < 5000, "megabytes of a process with torch in it"
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_backends_against_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray, Flower and new processes are slow to start: here `local` stands for them, and runs are in this process."""
+
+    def here(backend: str, settings: dict[str, Any], folder: Path, done: list[int]) -> None:
+        done.append(len(done))
+        simulation.main(backend, settings, folder / f"{backend}-{done[-1]}")
+
+    monkeypatch.setattr(simulation, "alone", here)
+    rows = sane(simulation.measure(["local"], {**NARROW, "data.test_subset": 20, "rounds": 2}, times=1))
+    assert rows["local and pool: the same model"].reached is True
+
+
+def test_rows_say_whether_the_goal_is_reached() -> None:
+    row = timing.ratio("a / b", [Spent(3, 1), Spent(3, 1)], [Spent(1, 1), Spent(2, 1)], clock="wall", at_least=3)
+    assert (row.value, row.low, row.high, row.goal, row.reached) == (2.25, 1.5, 3.0, "≥ 3.00×", False)
+    assert Row("none", 1.0).reached is None
+    assert Row("same", 1.0, "yes", at_least=1.0).cells() == ("same", "yes", "", "yes", "yes", "")
+
+
+def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "PARTS", ("views",))
+    monkeypatch.setattr(views, "measure", lambda: [Row("a / b", 2.0, at_least=1.5, low=1.9, high=2.1)])
+    monkeypatch.setattr("os.getloadavg", lambda: (0.7, 0, 0))
+    bench.main(["views"])
+    assert not Path("evidence").exists(), "a part is no evidence of the whole"
+    bench.main([])
+    written = json.loads(Path("evidence/bench.json").read_text())
+    assert written["parts"]["views"][0]["reached"] is True
+    assert written["machine"]["quiet"] is False
+    text = Path("evidence/bench.md").read_text()
+    assert "| a / b | 2.00× | 1.90× … 2.10× | ≥ 1.50× | yes |  |" in text
+    assert "The machine was not quiet" in text
+    assert "not quiet" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit, match="There is no part 'veiws'"):
+        bench.main(["veiws"])
