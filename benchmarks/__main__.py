@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import commit, processor
 from benchmarks.timing import Row
 
 PARTS = ("round", "workers", "clients", "views", "engine", "simulation", "buffers", "inference")
@@ -39,21 +39,6 @@ def machine() -> dict[str, Any]:
         "load_at_start": load,
         "quiet": load <= QUIET,
     }
-
-
-def commit() -> str:
-    """Which code this is; "-dirty" where files differ from what was committed."""
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
-
-
-def processor() -> str:
-    """The processor as the system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def describe(facts: dict[str, Any]) -> str:

@@ -67,6 +67,17 @@ CASES = (
         reference=2.5,
     ),
     Case(
+        "ResNet-18, 28×28, B64, 10 clients with 192 images",
+        {
+            "data.name": "fashion-mnist",
+            "data.subset": 1920,
+            "data.clients": 10,
+            "net.name": "resnet18",
+            "train.batch": 64,
+        },
+        bare=0.55,
+    ),
+    Case(
         "small CNN, 28×28, B10",
         {"data.name": "fashion-mnist", "data.subset": 640, "net.name": "cnn", "train.batch": 10},
         bare=1.0,

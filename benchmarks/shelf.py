@@ -7,13 +7,12 @@ machine and the hashes of the split.
 
 import json
 import os
-import platform
-import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import commit, processor
 from tacit.compare import Holdings, holdings_of
 from tacit.experiment import Experiment
 from tacit.lineup import Job, identity, run_folder
@@ -22,20 +21,6 @@ from tacit.record import Run
 SHELF = Path("evidence/runs")
 # Of each round, what the page shows. Clients' own figures would make a run a hundred times as large.
 KEPT = ("stage", "round", "step", "accuracy", "auc", "pseudo_accuracy", "kept_ratio", "seconds", "phases")
-
-
-def commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
-
-
-def processor() -> str:
-    """The processor as the system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def thin(record: Mapping[str, Any]) -> dict[str, Any]:

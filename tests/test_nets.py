@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from tacit.errors import TacitError
 from tacit.nets import build, known, parameter_count
+from tacit.nets.folding import PAYS_FROM, folded, for_evaluation
 from tacit.nets.layers import StaticBatchNorm2d, initialise
 
 NAMES = ["cnn", "wrn-10-1", "resnet18", "vit-tiny"]
@@ -337,3 +338,38 @@ def test_known_names_are_built() -> None:
     assert names == ["cnn", "wrn-D-W", "resnet18", "vit-tiny"]
     for name in names:
         build(name.replace("D-W", "16-1"), classes=10, channels=3, size=32)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "wrn-10-1"])
+@pytest.mark.parametrize("bn", ["average", "static"])
+@pytest.mark.parametrize("size", [28, 32, 48])
+def test_folded_norms_change_nothing_but_the_time(name: str, bn: str, size: int) -> None:
+    """On maps of few pixels and on larger ones; the net itself stays as it was."""
+    net = build(name, classes=7, channels=3, size=size, norm="bn", bn=bn, generator=seeded())
+    for layer in net.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean.normal_(0, 0.3, generator=seeded(5))
+            layer.running_var.uniform_(0.5, 2, generator=seeded(6))
+    net.arrange(torch.device("cpu"), size).eval()
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    x = images(9, 3, size)
+    faster = folded(net)
+    count = sum(isinstance(layer, nn.BatchNorm2d) for layer in faster.modules())
+    assert count < sum(isinstance(layer, nn.BatchNorm2d) for layer in net.modules())
+    with torch.inference_mode():
+        torch.testing.assert_close(faster(x), net(x), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize(("norm", "bn"), [("gn", "average"), ("bn", "batch")])
+def test_norms_without_statistics_are_not_folded(norm: str, bn: str) -> None:
+    net = build("resnet18", classes=7, channels=1, size=28, norm=norm, bn=bn, generator=seeded())
+    assert folded(net) is net
+    assert for_evaluation(net, 10_000) is net
+
+
+def test_few_images_are_not_worth_a_copy() -> None:
+    net = build("resnet18", classes=7, channels=1, size=28, norm="bn", generator=seeded())
+    assert for_evaluation(net, PAYS_FROM - 1) is net
+    assert for_evaluation(net, PAYS_FROM) is not net
+    assert for_evaluation(nn.Linear(2, 2), PAYS_FROM) is not net

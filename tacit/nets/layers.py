@@ -32,6 +32,10 @@ class Net(nn.Module):
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return self.to(device, memory_format=layout)  # type: ignore[call-overload]
 
+    def norms_to_fold(self) -> list[tuple[nn.Module, str, str]]:
+        """Norms that see nothing but a convolution's result: whose they are, the convolution's name and theirs."""
+        return []
+
     def features(self, x: Tensor) -> Tensor:
         """Images [N, C, S, S], already normalised, to vectors [N, D]."""
         raise NotImplementedError

@@ -123,9 +123,10 @@ def convolve(layer: nn.Module, x: Tensor) -> Tensor:
     assert isinstance(layer, nn.Conv2d)
     stride = int(layer.stride[0])
     if layer.kernel_size == (1, 1):
-        return x[::stride, ::stride] @ layer.weight[:, :, 0, 0].t()
-    result: Tensor = LiveConvolution.apply(x, layer.weight, stride)
-    return result
+        result: Tensor = x[::stride, ::stride] @ layer.weight[:, :, 0, 0].t()
+    else:
+        result = LiveConvolution.apply(x, layer.weight, stride)
+    return result if layer.bias is None else result + layer.bias
 
 
 def normalise(layer: nn.Module, x: Tensor) -> Tensor:
@@ -133,5 +134,7 @@ def normalise(layer: nn.Module, x: Tensor) -> Tensor:
     if isinstance(layer, nn.BatchNorm2d):  # it asks for no more than which numbers belong to a channel
         flat: Tensor = layer(x.reshape(-1, x.shape[-1], 1, 1))
         return flat.view(x.shape)
+    if isinstance(layer, nn.Identity):  # folded into the convolution
+        return x
     result: Tensor = layer(x.permute(2, 3, 0, 1).contiguous())
     return result.permute(2, 3, 0, 1).contiguous()

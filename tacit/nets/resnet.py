@@ -86,3 +86,10 @@ class ResNet18(Net):
             for stage in (self.layer3, self.layer4):
                 stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return self
+
+    def norms_to_fold(self) -> list[tuple[nn.Module, str, str]]:
+        pairs: list[tuple[nn.Module, str, str]] = [(self, "conv1", "bn1")]
+        for block in (module for module in self.modules() if isinstance(module, Block)):
+            pairs += [(block, "conv1", "bn1"), (block, "conv2", "bn2")]
+            pairs += [(block.downsample, "0", "1")] if block.downsample is not None else []
+        return pairs

@@ -46,6 +46,9 @@ class WideResNet(Net):
         x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
         return pooled(self.activation(self.bn1(x)))
 
+    def norms_to_fold(self) -> list[tuple[nn.Module, str, str]]:
+        return [(block, "conv1", "bn2") for block in self.modules() if isinstance(block, Block)]
+
 
 def stage(inputs: int, outputs: int, blocks: int, stride: int, layers: Layers) -> nn.Sequential:
     first = Block(inputs, outputs, stride, layers)

@@ -1,0 +1,44 @@
+"""Batch norm as part of the convolution before it, for evaluation: the same function, one pass less over each map."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from tacit.nets.layers import Net
+
+PAYS_FROM = 1024  # images: below, making the copy costs about what it saves (`make bench ONLY=inference`)
+
+
+def for_evaluation(model: nn.Module, images: int) -> nn.Module:
+    """The model, or a faster copy of it that gives the same answers, whichever predicts so many images sooner."""
+    return folded(model) if isinstance(model, Net) and images >= PAYS_FROM else model
+
+
+def folded(net: Net) -> Net:
+    """A copy of a net, for evaluation only, with norms that follow a convolution folded into it.
+
+    Norms without running statistics (BN policy `batch`, group norm) stay as they are; a net without others is
+    returned itself.
+    """
+    pairs = [pair for pair in net.norms_to_fold() if has_statistics(getattr(pair[0], pair[2]))]
+    if not pairs:
+        return net
+    net = copy.deepcopy(net).eval()
+    for owner, convolution, norm in net.norms_to_fold():
+        setattr(owner, convolution, fused(getattr(owner, convolution), getattr(owner, norm)))
+        setattr(owner, norm, nn.Identity())
+    return net
+
+
+def has_statistics(norm: nn.Module) -> bool:
+    return isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None
+
+
+def fused(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
+    """One convolution for both, its weights as they lay in memory before (multiplying keeps no layout)."""
+    channels_last = convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    result: nn.Conv2d = fuse_conv_bn_eval(convolution, norm).to(memory_format=layout)  # type: ignore[call-overload]
+    return result
