@@ -5,9 +5,12 @@ run that ask for the same name get the same numbers, whatever happened before.
 """
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def number(*name: int | str) -> int:
@@ -26,13 +29,16 @@ def number(*name: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def generator(*name: int | str) -> torch.Generator:
+def generator(*name: int | str) -> "torch.Generator":
     """A fresh torch generator (on the CPU, so that a GPU run makes the same draws).
 
+    >>> import torch
     >>> a, b = generator(0, "x"), generator(0, "x")
     >>> torch.equal(torch.rand(3, generator=a), torch.rand(3, generator=b))
     True
     """
+    import torch  # here, because the commands that only look at data do without it, and start much sooner
+
     return torch.Generator().manual_seed(number(*name))
 
 

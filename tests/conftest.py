@@ -19,6 +19,11 @@ from tacit.record import Run
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Flower's processes wait more than they work: begun first, they do not keep everybody waiting at the end."""
+    items.sort(key=lambda item: item.path.name != "test_sites_flower.py")
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., Run]:
     """Run a method with its smoke preset: tiny("fixmatch", "server", rounds=1)."""

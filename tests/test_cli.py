@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tacit.cli.app import complete
+from tacit.cli.app import complete, main
 
 app = complete()
 
@@ -63,12 +63,37 @@ def test_run_writes_a_folder(tmp_path: Path) -> None:
         (("methods", "fedvag"), "Did you mean 'fedavg'?"),
     ],
 )
-def test_mistakes_end_with_two_and_a_sentence(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    failed = tacit(*words, cwd=tmp_path)
-    assert failed.returncode == 2, failed.stdout + failed.stderr
-    assert message in failed.stderr
-    assert "Traceback" not in failed.stderr
+def test_mistakes_end_with_two_and_a_sentence(
+    words: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By the entry point itself, in this process: ten new ones would spend half a minute on imports."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tacit", *words])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts in its own
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2, said.out + said.err
+    assert message in said.err
+    assert "Traceback" not in said.err
     assert not (tmp_path / "runs").exists()  # nothing was begun
+
+
+def test_a_mistake_in_a_process_of_its_own(tmp_path: Path) -> None:
+    failed = tacit("run", "dem", cwd=tmp_path)
+    assert failed.returncode == 2, failed.stdout + failed.stderr
+    assert "Did you mean 'demo'?" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_help_does_without_torch() -> None:
+    """Importing it takes longer than everything else that commands do which only tell or set up."""
+    code = "import sys; from tacit.cli.app import complete; complete(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_dry_run_tells_and_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,27 +1,24 @@
 """What every method must do, in every placement it names. A new file in tacit/methods is tested by being there."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from runs import TINY, digest, timeless
 from tacit import payload
-from tacit.backends import LocalBackend
-from tacit.data.federation import Federation
-from tacit.engine import Engine, prepare, run_experiment, stages_of
+from tacit.engine import Silence, run_experiment, stages_of
 from tacit.errors import TacitError
 from tacit.experiment import Experiment, resolve
-from tacit.kept import Kept
 from tacit.method import PLACEMENTS, Method, Reply, Stage, Task, find_method, known_methods
-from tacit.record import OpenRun, Run
-from tacit.sides import Client
+from tacit.payload import Payload
+from tacit.record import Run
+from tacit.sides import Client, Hub, Moment
 
 PAIRS = [(name, place) for name in known_methods() for place in find_method(name).placements]
-everywhere = pytest.mark.parametrize(("name", "placement"), PAIRS, ids=[f"{n}-{p}" for n, p in PAIRS])
 every_method = pytest.mark.parametrize("name", known_methods())
 
 
@@ -30,93 +27,144 @@ def smoke(name: str, placement: str, **settings: object) -> Experiment:
     return resolve({"method.name": name, "method.preset": "smoke", "data.placement": placement}, TINY, changes)
 
 
+def copy(parts: Payload) -> Payload:
+    return payload.from_bytes(payload.to_bytes(parts))
+
+
 class Spy:
-    """A method's own client_train, with everything that crosses the wall written down."""
+    """A method's own client_train and server_merge, with everything that crosses the wall written down."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[Task, payload.Payload, Reply]] = []
+        self.seen: list[tuple[Task, Payload, Reply]] = []
+        self.merges: list[tuple[Payload, list[Reply], Hub]] = []  # copies of what each merge was given
 
     def on(self, monkeypatch: pytest.MonkeyPatch, stages: tuple[Stage, ...]) -> None:
         for kind in {type(stage.method) for stage in stages}:
-            original = kind.client_train
+            train, merge = kind.client_train, kind.server_merge
 
-            def watched(
-                method: Method, task: Task, kept: payload.Payload, me: Client, original: Callable = original
-            ) -> Reply:
-                reply = original(method, task, kept, me)
+            def watched_train(method: Method, task: Task, kept: Payload, me: Client, train: Callable = train) -> Reply:
+                reply = train(method, task, kept, me)
                 self.seen.append((task, kept, reply))
                 return reply
 
-            monkeypatch.setattr(kind, "client_train", watched)
+            def watched_merge(
+                method: Method, state: Payload, replies: list[Reply], hub: Hub, merge: Callable = merge
+            ) -> Payload:
+                copies = [dataclasses.replace(reply, send=copy(reply.send)) for reply in replies]
+                self.merges.append((copy(state), copies, hub))
+                return merge(method, state, replies, hub)
+
+            monkeypatch.setattr(kind, "client_train", watched_train)
+            monkeypatch.setattr(kind, "server_merge", watched_merge)
 
 
-@everywhere
-def test_two_rounds_and_the_walls(name: str, placement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A run of the smoke preset from its beginning to its end, and what was seen of it."""
+
+    experiment: Experiment
+    run: Run
+    spy: Spy
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=[f"{name}-{placement}" for name, placement in PAIRS])
+def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A method and a placement. Of the whole module, so that pytest runs all tests of a pair one after the other."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def whole(pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """The run that the tests of a pair compare theirs with."""
+    experiment, spy = smoke(*pair), Spy()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        spy.on(monkeypatch, stages_of(experiment))
+        run = run_experiment(experiment, tmp_path_factory.mktemp("whole") / "run")
+    return Whole(experiment, run, spy)
+
+
+def test_two_rounds_and_the_walls(whole: Whole) -> None:
     """It runs; what it sends and keeps is what it declares; payloads survive bytes; what is kept is no alias."""
-    experiment = smoke(name, placement)
-    spy = Spy()
-    spy.on(monkeypatch, stages_of(experiment))
-    run = run_experiment(experiment, tmp_path / "run")
-    assert len(run.records) == sum(stage.rounds for stage in stages_of(experiment))
-    assert not any(record["refused"] or record["skipped"] for record in run.records)
-    stage_methods = [stage.method for stage in stages_of(experiment)]
-    declared_down = {key.removesuffix("?") for method in stage_methods for key in method.server_sends}
-    declared_kept = {key.removesuffix("?") for method in stage_methods for key in method.client_keeps}
+    stages = stages_of(whole.experiment)
+    assert len(whole.run.records) == sum(stage.rounds for stage in stages)
+    assert not any(record["refused"] or record["skipped"] for record in whole.run.records)
+    declared_down = {key.removesuffix("?") for stage in stages for key in stage.method.server_sends}
+    declared_kept = {key.removesuffix("?") for stage in stages for key in stage.method.client_keeps}
     kept_tensors: dict[int, torch.Tensor] = {}
-    for task, kept, reply in spy.seen:
+    for task, kept, reply in whole.spy.seen:
         assert set(task.send) <= declared_down
         assert set(reply.keep) <= declared_kept
         for parts in (task.send, reply.send, reply.keep):
-            back = payload.from_bytes(payload.to_bytes(parts))
-            assert [n for n, _ in payload.tensors(back)] == [n for n, _ in payload.tensors(parts)]
+            assert [n for n, _ in payload.tensors(copy(parts))] == [n for n, _ in payload.tensors(parts)]
         kept_tensors.update({t.untyped_storage().data_ptr(): t for _, t in payload.tensors(reply.keep)})
         kept_tensors.update({t.untyped_storage().data_ptr(): t for _, t in payload.tensors(kept)})
         for _, tensor in payload.tensors(reply.send):
             assert tensor.untyped_storage().data_ptr() not in kept_tensors or tensor.numel() == 0
 
 
-@everywhere
-def test_resumed_is_uninterrupted(name: str, placement: str, tmp_path: Path) -> None:
-    """Stopped after each round and in the middle of each, it ends with the same bytes."""
-    experiment = smoke(name, placement)
-    whole = run_experiment(experiment, tmp_path / "whole")
-    for stop_at in range(len(whole.records)):
-        folder = tmp_path / f"stopped-{stop_at}"
+class Interruptions(Silence):
+    """Ctrl-C, once at every moment: in the middle of each round, and after each, a stage's last one aside.
 
-        class Stop:
-            def start(self, plan: object, done: int) -> None: ...
-            def client_done(self, moment: object, done: int, asked: int, stop_at: int = stop_at) -> None:
-                if moment.step == stop_at and done == 1:  # type: ignore[attr-defined]
-                    raise KeyboardInterrupt
+    So a run that was stopped in a stage's last round also goes on into the next stage without another stop.
+    """
 
-            def round_done(self, record: dict, stop_at: int = stop_at) -> None:
-                if record["step"] == stop_at:
-                    raise KeyboardInterrupt
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        self.last = {stage.name: stage.rounds - 1 for stage in stages[:-1]}
+        self.happened: list[tuple[int, str]] = []
 
-            def finish(self, summary: object) -> None: ...
+    def client_done(self, moment: Moment, done: int, asked: int) -> None:
+        if done == 1:
+            self._stop(moment.step, "middle")
 
-        with pytest.raises(KeyboardInterrupt):
-            run_experiment(experiment, folder, watcher=Stop())
-        resumed = run_experiment(experiment, folder, resume=True)
-        assert digest(resumed) == digest(whole)
-        assert timeless(resumed) == timeless(whole)
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        if self.last.get(record["stage"]) != record["round"]:
+            self._stop(record["step"], "end")
+
+    def _stop(self, step: int, where: str) -> None:
+        if (step, where) not in self.happened:
+            self.happened.append((step, where))
+            raise KeyboardInterrupt
 
 
-@everywhere
-def test_pool_is_local(name: str, placement: str, tmp_path: Path) -> None:
+def test_resumed_is_uninterrupted(whole: Whole, tmp_path: Path) -> None:
+    """Stopped in the middle of each round and after it, and resumed each time, it ends with the same bytes."""
+    stages = stages_of(whole.experiment)
+    interruptions, resumed = Interruptions(stages), None
+    while resumed is None:
+        try:
+            resumed = run_experiment(whole.experiment, tmp_path / "run", resume=True, watcher=interruptions)
+        except KeyboardInterrupt:
+            assert Run(tmp_path / "run").summary is None
+    asked = {record["step"] for record in whole.run.records if record["asked"]}
+    assert {step for step, where in interruptions.happened if where == "middle"} == asked
+    ends = sum(stage.rounds for stage in stages) - len(stages[:-1])
+    assert sum(where == "end" for _, where in interruptions.happened) == ends
+    assert digest(resumed) == digest(whole.run)
+    assert timeless(resumed) == timeless(whole.run)
+
+
+def test_pool_is_local(whole: Whole, pair: tuple[str, str], tmp_path: Path) -> None:
     """The same bytes from one process and from two."""
-    local = run_experiment(smoke(name, placement), tmp_path / "local")
-    pool = run_experiment(smoke(name, placement, backend__name="pool", backend__workers=2), tmp_path / "pool")
-    assert digest(pool) == digest(local)
-    assert timeless(pool) == timeless(local)
+    assert whole.experiment.backend.name == "local"
+    pool = run_experiment(smoke(*pair, backend__name="pool", backend__workers=2), tmp_path / "pool")
+    assert digest(pool) == digest(whole.run)
+    assert timeless(pool) == timeless(whole.run)
 
 
-@everywhere
-def test_learns_above_chance(name: str, placement: str, tmp_path: Path) -> None:
-    """With a little more time than smoke takes, it is far better than guessing (10 classes)."""
+class Learned(Exception):
+    """It is far better than guessing: no need to go on."""
+
+
+class Examiner(Silence):
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        if record["stage"] == "main" and record["accuracy"] > 0.4:
+            raise Learned
+
+
+def test_learns_above_chance(pair: tuple[str, str], tmp_path: Path) -> None:
+    """With a little more time than smoke takes, it is far better than guessing (10 classes), with its main stage."""
     experiment = smoke(
-        name,
-        placement,
+        *pair,
         rounds=4,
         data__subset=0,
         data__test_subset=0,
@@ -125,54 +173,27 @@ def test_learns_above_chance(name: str, placement: str, tmp_path: Path) -> None:
         train__epochs=3,
         train__server_epochs=15,
     )
-    run = run_experiment(experiment, tmp_path / "run")
-    assert np.nanmax(run["accuracy"]) > 0.4  # a stage without a classifier has none
-
-
-def one_round(
-    experiment: Experiment, folder: Path, change: Callable[[list[Reply]], list[Reply]]
-) -> tuple[payload.Payload, payload.Payload]:
-    """The server's state before and after a merge of replies that were tampered with."""
-    plan = prepare(experiment)
-    stage = plan.stages[-1]
-    opened = OpenRun(folder, experiment, resume=False)
     try:
-        backend = LocalBackend(plan.setup, Federation(plan.dataset, plan.split, plan.setup.device), Kept(folder / "k"))
-        from tacit.engine import Silence
-        from tacit.sides import Moment
-
-        engine = Engine(plan, opened, backend, Silence())
-        past, first = {}, 0
-        for earlier in plan.stages[:-1]:
-            past[earlier.name] = engine._run_stage(earlier, first, past)
-            first += earlier.rounds
-        moment = Moment(stage.name, 0, stage.rounds, first)
-        state = stage.method.server_start(engine._hub(moment), past)
-        hub = engine._hub(moment)
-        tasks = stage.method.server_send(state, hub)
-        replies = [outcome.reply for outcome in backend.run(stage, moment, tasks, lambda done: None)]
-        return state, stage.method.server_merge(state, change(replies), hub)
-    finally:
-        opened.close()
+        run = run_experiment(experiment, tmp_path / "run", watcher=Examiner())
+    except Learned:
+        return
+    pytest.fail(f"no round of the main stage reached 40 %: {run['accuracy']}")
 
 
-@everywhere
-def test_one_reply_and_replies_of_weight_zero(name: str, placement: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("answered", ["one", "zero"])
+def test_one_reply_and_replies_of_weight_zero(whole: Whole, answered: str) -> None:
     """A single reply is enough; clients that learned nothing leave a finite model."""
-    experiment = smoke(name, placement)
-    changes: dict[str, Callable[[list[Reply]], list[Reply]]] = {
-        "one": lambda replies: replies[:1],
-        "zero": lambda replies: [dataclasses.replace(reply, examples=0) for reply in replies],
-    }
-    for label, change in changes.items():
-        _, after = one_round(experiment, tmp_path / label, change)
-        assert payload.first_not_finite(after) == ""
+    first = [merge for merge in whole.spy.merges if (merge[2].stage, merge[2].round) == ("main", 0)]
+    state, replies, hub = first[0]
+    assert [reply.client for reply in replies] == whole.run.records[-whole.experiment.rounds]["answered"]
+    few = replies[:1] if answered == "one" else [dataclasses.replace(reply, examples=0) for reply in replies]
+    after = stages_of(whole.experiment)[-1].method.server_merge(copy(state), few, hub)
+    assert payload.first_not_finite(after) == ""
 
 
-@everywhere
-def test_nobody_answers(name: str, placement: str, tmp_path: Path) -> None:
+def test_nobody_answers(pair: tuple[str, str], tmp_path: Path) -> None:
     """Every client drops out of every round: the run ends, the model stays, the record says so."""
-    experiment = smoke(name, placement, faults__dropout=0.999999)
+    experiment = smoke(*pair, faults__dropout=0.999999)
     run = run_experiment(experiment, tmp_path / "run")
     before: dict | None = None
     for record in run.records:
@@ -184,10 +205,9 @@ def test_nobody_answers(name: str, placement: str, tmp_path: Path) -> None:
         before = scores if scores["loss"] is not None else None  # a stage may have no classifier yet
 
 
-@everywhere
-def test_a_class_without_labels_and_nothing_confident(name: str, placement: str, tmp_path: Path) -> None:
+def test_a_class_without_labels_and_nothing_confident(pair: tuple[str, str], tmp_path: Path) -> None:
     """A very skewed split in which parties lack classes, and a start at which nothing is confident yet."""
-    experiment = smoke(name, placement, rounds=1, data__alpha=0.05, data__min_size=1, data__clients=6, data__labels=20)
+    experiment = smoke(*pair, rounds=1, data__alpha=0.05, data__min_size=1, data__clients=6, data__labels=20)
     run = run_experiment(experiment, tmp_path / "run")
     assert all(torch.isfinite(tensor).all() for tensor in run.weights.values())
 

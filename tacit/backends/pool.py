@@ -38,11 +38,14 @@ _stages: dict[str, Stage]
 
 
 def _context() -> BaseContext:
-    """Workers are forked from a small server that has imported torch once and started nothing else."""
+    """Workers are forked from a small server that has imported torch once and started nothing else.
+
+    torch._dynamo is among it: the first optimiser imports it, which takes each worker a second otherwise.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tacit.backends.pool", "tacit.engine"])
+    context.set_forkserver_preload(["tacit.backends.pool", "tacit.engine", "torch._dynamo"])
     return context
 
 

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from tacit.record import Run
-
 app = typer.Typer(no_args_is_help=True, help="Draw a paper's figure from the records of runs (extra `plot`).")
 
 Folder = Annotated[Path, typer.Argument(help="a run folder")]
@@ -18,6 +16,7 @@ Out = Annotated[Path, typer.Option("--out", "-o", help="the picture: .png, .svg 
 def bias(folder: Folder, out: Out = Path("bias.png")) -> None:
     """Does APP-U track a model's bias better than the label distribution does? (FedDB, Fig. 3)"""
     from tacit.figures import draw_bias
+    from tacit.record import Run
 
     for kind, rounds in draw_bias(Run(folder), out).items():
         if rounds:
@@ -35,6 +34,7 @@ def labels(
 ) -> None:
     """How right pseudo-labels were and how many were kept, by round (FedDB, Figs. 6 and 7)."""
     from tacit.figures import draw_labels
+    from tacit.record import Run
 
     draw_labels({folder.name: Run(folder) for folder in folders}, out)
     typer.echo(f"Written to {out}")
@@ -48,6 +48,7 @@ def classes(
 ) -> None:
     """Class-wise accuracy of local and global models over the clients' label distributions (FedDB, Fig. 1)."""
     from tacit.figures import draw_classes
+    from tacit.record import Run
 
     draw_classes(Run(folder), out, round)
     typer.echo(f"Written to {out}")
