@@ -1,5 +1,7 @@
 """The specialised ResNet-18 is the plain one, computed otherwise: outputs, gradients, and hundreds of steps."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,10 +9,10 @@ from torch.nn import functional as F
 
 from tacit.nets import Net, build, resnet
 from tacit.nets.layers import Layers, initialise
-from tacit.nets.live_taps import LiveConvolution, convolve, live_taps, normalise
+from tacit.nets.live_taps import LiveConvolution, TappedConv2d, convolve, live_taps, normalise
 from tacit.nets.resnet import Block
 from tacit.pieces.statistics import recompute_statistics
-from tacit.pieces.train import descend, sgd
+from tacit.pieces.train import descend, give_momentum, live_taps_only, momentum_of, sgd, weights_of
 
 CPU = torch.device("cpu")
 
@@ -167,9 +169,62 @@ def test_statistics_can_be_recomputed(plainly) -> None:
 
 def test_layouts_are_chosen_by_the_net() -> None:
     small, large = net_for(28), net_for(64)
-    channels_last = small.layer4[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
-    assert channels_last
+    assert small.layer4[0].conv2.weight[:, :, 1, 1].is_contiguous(), "a tap lies for itself where others are dead"
+    assert small.layer3[1].conv1.weight.is_contiguous(memory_format=torch.channels_last)
     assert small.layer1[0].conv1.weight.is_contiguous()
     assert large.layer4[0].conv1.weight.is_contiguous()
     large.load_state_dict(small.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(small.parameters(), large.parameters(), strict=True))
+    small.load_state_dict(large.state_dict())
+    assert small.layer4[0].conv2.weight[:, :, 1, 1].is_contiguous()
+
+
+def test_a_net_knows_its_dead_taps() -> None:
+    """28 pixels: 2×2 maps in the third stage, one pixel in the fourth; at 32 pixels the same; at 64 none is dead."""
+    for size, counts in ((28, [9, 9, 9, 9, 4, 1, 1, 1]), (32, [9, 9, 9, 9, 4, 1, 1, 1]), (64, [0] * 8)):
+        net = net_for(size)
+        convolutions = [layer for block in (*net.layer3, *net.layer4) for layer in (block.conv1, block.conv2)]
+        assert [len(layer.live) for layer in convolutions] == counts
+    layers = [layer for layer in net_for(28).modules() if isinstance(layer, TappedConv2d) and layer.has_dead_taps]
+    assert [len(layer.dead) for layer in layers] == [5, 8, 8, 8]
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"momentum": 0.0}, {"weight_decay": 0.0}])
+@pytest.mark.parametrize("kept", [False, True])
+def test_training_live_taps_alone_is_training_all(options: dict[str, float], kept: bool) -> None:
+    """Epochs of `fit` with and without: losses, weights (also those of dead taps) and momentum, float64."""
+    x = torch.randn(24, 1, 28, 28, generator=seeded(1), dtype=torch.float64)
+    y = torch.randint(10, (24,), generator=seeded(2))
+
+    def outcome(alone: bool) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor], Tensor]:
+        net = net_for(28).double().arrange(CPU, 28)
+        first = net.layer4[1].conv1.weight[:, :, 0, 0].detach().clone()
+        optimizer = sgd(net, **{"lr": 0.05, "weight_decay": 5e-2, **options})
+        if kept and options.get("momentum", 0.9):
+            given = {name: torch.full_like(p, 1e-3) for name, p in net.named_parameters()}
+            give_momentum(net, optimizer, given)
+        losses = []
+        for _ in range(2):
+            with live_taps_only(net, optimizer) if alone else nullcontext():
+                for which in torch.arange(24).split(8):
+                    loss = F.cross_entropy(net(x[which]), y[which])
+                    descend(net, optimizer, loss, clip=1.0)
+                    losses.append(loss.item())
+        dead = net.layer4[1].conv1.weight[:, :, 0, 0].detach() / first
+        return losses, weights_of(net), momentum_of(net, optimizer), dead
+
+    ours, theirs = outcome(True), outcome(False)
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-9)
+    for mine, its in zip(ours[1:3], theirs[1:3], strict=True):
+        assert mine.keys() == its.keys()
+        for name in its:
+            torch.testing.assert_close(mine[name], its[name], rtol=1e-8, atol=1e-11)
+    if not options and not kept:
+        assert ours[3].mean() < 0.99, "dead taps were decayed"
+
+
+def test_nobody_may_ask_the_whole_layer_meanwhile() -> None:
+    net = net_for(28)
+    with live_taps_only(net, sgd(net, lr=0.1)), pytest.raises(AssertionError, match="trained alone"):
+        net.layer4[0].conv2(torch.zeros(1, 512, 1, 1))
+    assert not any(layer.leaves for layer in net.modules() if isinstance(layer, TappedConv2d))

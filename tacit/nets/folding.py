@@ -38,7 +38,6 @@ def has_statistics(norm: nn.Module) -> bool:
 
 def fused(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
     """One convolution for both, its weights as they lay in memory before (multiplying keeps no layout)."""
-    channels_last = convolution.weight.is_contiguous(memory_format=torch.channels_last)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    result: nn.Conv2d = fuse_conv_bn_eval(convolution, norm).to(memory_format=layout)  # type: ignore[call-overload]
+    result: nn.Conv2d = fuse_conv_bn_eval(convolution, norm)
+    result.weight.data = torch.empty_like(convolution.weight.data).copy_(result.weight.data)
     return result

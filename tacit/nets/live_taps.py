@@ -4,10 +4,11 @@ A ResNet-18 with the ImageNet stem sees 28- and 32-pixel images as 2×2 and 1×1
 a 3×3 window is padding there, and a general convolution multiplies it all the same. Here each tap that touches
 pixels is one matrix product. The mathematics, the weights and their names are those of the plain net.
 
-Maps are [H, W, N, C]: then the pixels that meet a tap lie in few blocks. Weights are [O, I, 3, 3] as ever, but
-channels-last in memory, so that a tap's matrix [O, I] is a view with whole rows.
+Maps are [H, W, N, C]: then the pixels that meet a tap lie in few blocks. Weights are [O, I, 3, 3] as ever, but in
+memory channels are last, or each tap's matrix [O, I] lies for itself.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -87,35 +88,106 @@ def add_product(total: Tensor, x: Tensor, matrix: Tensor) -> None:
                 pixel.addmm_(source, matrix)
 
 
+def products(x: Tensor, stride: int, matrices: Sequence[Tensor]) -> Tensor:
+    """The convolution of maps by a matrix [O, I] for each live tap."""
+    height, width, count, _ = x.shape
+    result = x.new_zeros(outputs_of(height, stride), outputs_of(width, stride), count, len(matrices[0]))
+    for tap, matrix in zip(live_taps(height, width, stride), matrices, strict=True):
+        add_product(result[tap.outputs], x[tap.inputs], matrix.t())
+    return result
+
+
+def gradient_of_input(gradient: Tensor, x: Tensor, stride: int, matrices: Sequence[Tensor]) -> Tensor:
+    result = torch.zeros_like(x)
+    for tap, matrix in zip(live_taps(*x.shape[:2], stride), matrices, strict=True):
+        add_product(result[tap.inputs], gradient[tap.outputs], matrix)
+    return result
+
+
+def pairs_at(gradient: Tensor, x: Tensor, tap: Tap) -> tuple[Tensor, Tensor]:
+    """What meets at a tap: gradients [O, pairs] and inputs [pairs, I], whose product is the gradient of its matrix."""
+    return gradient[tap.outputs].reshape(-1, gradient.shape[-1]).t(), x[tap.inputs].reshape(-1, x.shape[-1])
+
+
+def matrices_of(weight: Tensor, taps: Sequence[Tap]) -> list[Tensor]:
+    return [weight[:, :, tap.row, tap.column] for tap in taps]
+
+
 class LiveConvolution(torch.autograd.Function):
     """The convolution and its gradient: one product a live tap, nothing for the others (their gradient is zero)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
-        height, width, count, _ = x.shape
-        taps = live_taps(height, width, stride)
-        result = x.new_zeros(outputs_of(height, stride), outputs_of(width, stride), count, len(weight))
-        for tap in taps:
-            add_product(result[tap.outputs], x[tap.inputs], weight[:, :, tap.row, tap.column].t())
         ctx.save_for_backward(x, weight)
-        ctx.taps = taps
-        return result
+        ctx.stride = stride
+        return products(x, stride, matrices_of(weight, live_taps(*x.shape[:2], stride)))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        gradient = gradient.contiguous()
-        to_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
-        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # keeps the weight's layout
-        for tap in ctx.taps:
-            part = gradient[tap.outputs]
-            if to_x is not None:
-                add_product(to_x[tap.inputs], part, weight[:, :, tap.row, tap.column])
-            if to_weight is not None:
-                own = x[tap.inputs].reshape(-1, x.shape[-1])
-                to_weight[:, :, tap.row, tap.column].addmm_(part.reshape(-1, len(weight)).t(), own)
+        gradient, taps = gradient.contiguous(), live_taps(*x.shape[:2], ctx.stride)
+        to_x = to_weight = None
+        if ctx.needs_input_grad[0]:
+            to_x = gradient_of_input(gradient, x, ctx.stride, matrices_of(weight, taps))
+        if ctx.needs_input_grad[1]:
+            to_weight = torch.zeros_like(weight)  # keeps the weight's layout
+            for tap, matrix in zip(taps, matrices_of(to_weight, taps), strict=True):
+                matrix.addmm_(*pairs_at(gradient, x, tap))
         return to_x, to_weight, None
+
+
+class TapConvolution(torch.autograd.Function):
+    """The same by its matrices: whoever trains these alone need not carry gradients of taps that have none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stride: int, *matrices: Tensor) -> Tensor:
+        ctx.save_for_backward(x, *matrices)
+        ctx.stride = stride
+        return products(x, stride, matrices)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *matrices = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        to_x = gradient_of_input(gradient, x, ctx.stride, matrices) if ctx.needs_input_grad[0] else None
+        to_taps = [torch.mm(*pairs_at(gradient, x, tap)) for tap in live_taps(*x.shape[:2], ctx.stride)]
+        return to_x, None, *to_taps
+
+
+class TappedConv2d(nn.Conv2d):
+    """A 3×3 convolution that knows which of its taps touch pixels, once its net is arranged for images of a size."""
+
+    live: tuple[Tap, ...] = ()  # not known yet
+    leaves: tuple[nn.Parameter, ...] = ()  # while the live taps are trained alone: their matrices, views of the weight
+
+    def expect(self, size: int, few: bool) -> int:
+        """Get ready for maps of so many pixels a side (few: computed here); returns the side of what comes out.
+
+        Where some taps are dead, each tap lies in one block of memory; else channels are last.
+        """
+        stride = int(self.stride[0])
+        self.live = live_taps(size, size, stride) if few else ()
+        if self.has_dead_taps:
+            self.weight.data = self.weight.data.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
+        elif self.live:
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return outputs_of(size, stride)
+
+    @property
+    def has_dead_taps(self) -> bool:
+        return 0 < len(self.live) < 9
+
+    @property
+    def dead(self) -> list[tuple[int, int]]:
+        """Row and column of the taps that only ever touch padding."""
+        known = {(tap.row, tap.column) for tap in self.live}
+        return [(row, column) for row in range(3) for column in range(3) if (row, column) not in known]
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not self.leaves, "while live taps are trained alone, the others must not be asked"
+        return super().forward(x)
 
 
 def convolve(layer: nn.Module, x: Tensor) -> Tensor:
@@ -124,6 +196,8 @@ def convolve(layer: nn.Module, x: Tensor) -> Tensor:
     stride = int(layer.stride[0])
     if layer.kernel_size == (1, 1):
         result: Tensor = x[::stride, ::stride] @ layer.weight[:, :, 0, 0].t()
+    elif isinstance(layer, TappedConv2d) and layer.leaves:
+        result = TapConvolution.apply(x, stride, *layer.leaves)
     else:
         result = LiveConvolution.apply(x, layer.weight, stride)
     return result if layer.bias is None else result + layer.bias

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit.nets.layers import Layers, Net, Stem, convolution, pooled
-from tacit.nets.live_taps import LARGEST, convolve, normalise
+from tacit.nets.live_taps import LARGEST, TappedConv2d, convolve, normalise, outputs_of
 
 
 class Block(nn.Module):
@@ -15,9 +15,9 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, layers: Layers) -> None:
         super().__init__()
-        self.conv1 = convolution(inputs, outputs, 3, stride)
+        self.conv1 = TappedConv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.bn1 = layers.norm(outputs)
-        self.conv2 = convolution(outputs, outputs, 3)
+        self.conv2 = TappedConv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = layers.norm(outputs)
         self.activation = layers.activation()
         self.downsample: nn.Sequential | None = None
@@ -82,9 +82,11 @@ class ResNet18(Net):
 
     def arrange(self, device: torch.device, size: int) -> Self:
         super().arrange(device, size)
-        if device.type == "cpu" and self.stem == "imagenet" and size <= 8 * LARGEST:
-            for stage in (self.layer3, self.layer4):
-                stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        side = outputs_of(outputs_of(size, 2), 2) if self.stem == "imagenet" else size  # 7×7 and pooling: each halves
+        side = outputs_of(side, 2)  # the second stage
+        few = device.type == "cpu" and side <= LARGEST
+        for block in [block for stage in (self.layer3, self.layer4) for block in stage if isinstance(block, Block)]:
+            side = block.conv2.expect(block.conv1.expect(side, few), few)
         return self
 
     def norms_to_fold(self) -> list[tuple[nn.Module, str, str]]:

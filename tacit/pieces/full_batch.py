@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.pieces.train import batches, clip_gradient
+from tacit.pieces.train import batches, clip_gradient, trained_by
 
 
 def needs_whole_batch(model: nn.Module) -> bool:
@@ -73,6 +73,6 @@ def descend_in_parts(
     for loss in losses:
         loss.backward()
         total += float(loss.detach())
-    clip_gradient(model, clip)
+    clip_gradient(trained_by(optimizer), clip)
     optimizer.step()
     return total
