@@ -200,11 +200,26 @@ def differs(row: Row, first: Row, seen: Survey) -> list[str]:
     same = ("rounds", "clients", "on_labels", "at_server")
     if unlike or any(getattr(mine, name) != getattr(its, name) for name in same):
         found.append("budget")
-    if row.experiment.net != first.experiment.net:
+    if net_of(row.experiment) != net_of(first.experiment):
         found.append("net")
     if row.experiment.reporting != first.experiment.reporting:
         found.append("reporting")
     return found
+
+
+def net_of(experiment: Experiment) -> str:
+    """The net in words, with the options that it has.
+
+    >>> net_of(resolve({"method.name": "fedavg", "net.name": "cnn", "net.norm": "gn", "net.bn": "static"}))
+    'cnn (gn)'
+    >>> net_of(resolve({"method.name": "fedavg", "net.name": "resnet18", "net.norm": "bn"}))
+    'resnet18 (bn average, stem imagenet)'
+    """
+    net = experiment.net
+    has = [net.norm if net.norm == "gn" else f"bn {net.bn}"]
+    has += [f"stem {net.stem}"] if net.name.startswith("resnet") else []
+    has += [net.activation] if net.name.startswith("wrn") else []
+    return f"{net.name} ({', '.join(has)})"
 
 
 def notes(blocks: Sequence[Sequence[Row]], seen: Survey) -> list[str]:
@@ -247,8 +262,7 @@ def describe(word: str, row: Row, first: Row, seen: Survey) -> str:
     if word == "budget":
         return str(budget_of(experiment))
     if word == "net":
-        net = experiment.net
-        return f"{net.name} ({net.norm}, bn {net.bn}, stem {net.stem}, {net.activation})"
+        return net_of(experiment)
     if word == "reporting":
         return f"reports the {'last ten rounds' if experiment.reporting == 'last-10' else experiment.reporting}"
     seeds = sorted(seen[row.label])
