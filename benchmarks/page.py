@@ -200,9 +200,26 @@ def claims_table(parts: Parts) -> list[str]:
     return [*text, "", *(["What was looked for where a claim fell short:", "", *because, ""] if because else [])]
 
 
+def every_method(parts: Parts) -> list[str]:
+    """All methods, each in the placement it is at home in, against the labels alone on the same splits."""
+    text = ["## Every method, in one placement each", "", "Points are against the lower bound of the same part.", ""]
+    heads = ["method", "part", "seeds", "last five", "lower bound", "points", "labels right", "kept"]
+    text += [_line(heads), "|" + "---|" * len(heads)]
+    for name, (part, rows) in parts.items():
+        lines = lines_of(finished(rows))
+        for one in (lines[label] for label in part.get("headline", ()) if label in lines and "lower" in lines):
+            apart = judge({"better": one.label, "than": "lower"}, lines).here
+            page = f"[{one.label}](methods/{one.experiment.method['name']}.md)"
+            cells = [tables.COLUMNS[what](one) for what in ("seeds", "last five")]
+            cells += [tables.percent(lines["lower"], SCORE), apart.replace(" points", "")]
+            cells += [tables.COLUMNS[what](one) for what in ("labels right", "kept")]
+            text.append(_line([page, name, *cells]))
+    return [*text, ""]
+
+
 def page(parts: Parts) -> str:
     """The whole page."""
-    text = [INTRO, *claims_table(parts)]
+    text = [INTRO, *claims_table(parts), *every_method(parts)]
     for name, (part, rows) in parts.items():
         text += section(name, part, rows)
     return "\n".join(text).rstrip() + "\n"
