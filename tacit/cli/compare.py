@@ -71,7 +71,12 @@ def compare(
         run_and_show(job.experiment, job.folder, True, again, shown, view, track or (), screen)
 
     if not dry_run:
-        run_missing(rows, run)
+        try:
+            run_missing(rows, run)
+        except KeyboardInterrupt:  # between two runs; within one, run_and_show says it
+            stopped = f"\nStopped. All finished rounds are saved in {runs}. To go on:\n  {again}"
+            screen.print(stopped, highlight=False)
+            raise typer.Exit(130) from None
     show(rows, seen, said, form, out, screen, quiet)
 
 
