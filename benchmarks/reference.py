@@ -46,7 +46,9 @@ class PlainResNet18(nn.Module):
 
 def plain_net(plan: Plan) -> nn.Module:
     """The experiment's net as a plain module, in the usual memory layout."""
-    net = plan.setup.build(torch.Generator().manual_seed(0)).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    net = plan.setup.build(torch.Generator().manual_seed(0))
+    for parameter in net.parameters():
+        parameter.data = parameter.data.contiguous()
     return PlainResNet18(net) if isinstance(net, ResNet18) else net
 
 
