@@ -17,8 +17,8 @@ from tacit.data.federation import Federation
 from tacit.engine import prepare
 from tacit.evaluate import PREDICT_BATCH
 from tacit.experiment import resolve
-from tacit.nets.folding import folded
 from tacit.nets.layers import Net
+from tacit.pieces.folding import folded
 from tacit.views import Views
 
 TITLE = "Evaluation"

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from tacit.nets import Net, build, resnet
 from tacit.nets.layers import Layers, initialise
-from tacit.nets.live_taps import LiveConvolution, TappedConv2d, convolve, live_taps, normalise
 from tacit.nets.resnet import Block
+from tacit.pieces.live_taps import LiveConvolution, TappedConv2d, convolve, live_taps, normalise
 from tacit.pieces.statistics import recompute_statistics
 from tacit.pieces.train import descend, give_momentum, live_taps_only, momentum_of, sgd, weights_of
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.nets.folding import for_evaluation
-from tacit.nets.live_taps import TappedConv2d, matrices_of
 from tacit.pieces.aggregate import residual
+from tacit.pieces.folding import for_evaluation
+from tacit.pieces.live_taps import TappedConv2d, matrices_of
 
 View = Callable[[Tensor, torch.Generator], Tensor]
 EPOCH_CHUNK = 1024  # images whose views are made at once: enough to be fast, little enough to fit any memory

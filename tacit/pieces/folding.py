@@ -1,31 +1,38 @@
 """Batch norm as part of the convolution before it, for evaluation: the same function, one pass less over each map."""
 
 import copy
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from tacit.nets.layers import Net
-
 PAYS_FROM = 1024  # images: below, making the copy costs about what it saves (`make bench ONLY=inference`)
+
+
+@runtime_checkable
+class Foldable(Protocol):
+    """A net that knows which of its norms see nothing but a convolution's result."""
+
+    def norms_to_fold(self) -> list[tuple[nn.Module, str, str]]: ...
 
 
 def for_evaluation(model: nn.Module, images: int) -> nn.Module:
     """The model, or a faster copy of it that gives the same answers, whichever predicts so many images sooner."""
-    return folded(model) if isinstance(model, Net) and images >= PAYS_FROM else model
+    return folded(model) if isinstance(model, Foldable) and images >= PAYS_FROM else model
 
 
-def folded(net: Net) -> Net:
+def folded(net: nn.Module) -> nn.Module:
     """A copy of a net, for evaluation only, with norms that follow a convolution folded into it.
 
     Norms without running statistics (BN policy `batch`, group norm) stay as they are; a net without others is
     returned itself.
     """
-    pairs = [pair for pair in net.norms_to_fold() if has_statistics(getattr(pair[0], pair[2]))]
-    if not pairs:
+    assert isinstance(net, Foldable)
+    if not any(has_statistics(getattr(owner, norm)) for owner, _, norm in net.norms_to_fold()):
         return net
     net = copy.deepcopy(net).eval()
+    assert isinstance(net, Foldable)
     for owner, convolution, norm in net.norms_to_fold():
         setattr(owner, convolution, fused(getattr(owner, convolution), getattr(owner, norm)))
         setattr(owner, norm, nn.Identity())
