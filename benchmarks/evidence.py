@@ -42,10 +42,6 @@ def rows_of(part: Mapping[str, Any], seeds: int, shelf: Mapping[str, Path]) -> l
     return rows
 
 
-def seeds_of(part: Mapping[str, Any], settings: Mapping[str, str]) -> int:
-    return int(settings.get("SEEDS", part["seeds"]))
-
-
 def run_part(name: str, part: dict[str, Any], seeds: int, again: bool, screen: Console) -> None:
     """All rows of a part, one seed of all rows after the other, so that an early page has all rows."""
     rows = rows_of(part, seeds, on_the_shelf())
@@ -63,36 +59,36 @@ def run_part(name: str, part: dict[str, Any], seeds: int, again: bool, screen: C
             finally:
                 watcher.close()
             put_away(job, kept.folder)
-            make_page()
+            page.write(all_rows())
 
 
-def make_page() -> None:
-    """The page, from what is on the shelf."""
-    shelf, known = on_the_shelf(), parts()
-    page.write({name: (part, rows_of(part, part["seeds"], shelf)) for name, part in known.items()})
+def all_rows() -> page.Parts:
+    """Every part with its rows, and with as many seeds as any run on the shelf has."""
+    shelf = on_the_shelf()
+    seeds = 1 + max((int(path.name.rpartition("-seed")[2]) for path in shelf.values()), default=0)
+    return {name: (part, rows_of(part, seeds, shelf)) for name, part in parts().items()}
 
 
 def main() -> None:
     settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word and word.split("=", 1)[1])
     known = parts()
-    chosen = [settings["PART"]] if "PART" in settings else list(known)
+    asked = settings.get("PART", "")
+    if asked and asked not in (*known, "page"):
+        raise SystemExit(f"There is no part '{asked}'. There are: {', '.join(known)}, and page.")
     screen = Console(soft_wrap=True)
-    for name in chosen:
-        if name == "page":
-            break
-        if name not in known:
-            raise SystemExit(f"There is no part '{name}'. There are: {', '.join(known)}, and page.")
+    for name in [name for name in known if asked in ("", name)]:
         try:
-            run_part(name, known[name], seeds_of(known[name], settings), "AGAIN" in settings, screen)
+            run_part(name, known[name], int(settings.get("SEEDS", known[name]["seeds"])), "AGAIN" in settings, screen)
         except KeyboardInterrupt:
             screen.print("\nStopped. Finished rounds are saved; the same command goes on.")
             raise SystemExit(130) from None
         except TacitError as error:
             raise SystemExit(f"{name}: {error}") from None
-    for name, part in known.items():
-        if done := page.finished(rows_of(part, part["seeds"], on_the_shelf())):
+    shown = all_rows()
+    for name, (_, rows) in shown.items():
+        if done := page.finished(rows):
             curves.draw(done, page.PICTURES / f"{name}.png")
-    make_page()
+    page.write(shown)
     screen.print(f"Written: {page.PAGE}", highlight=False)
 
 

@@ -209,11 +209,11 @@ def every_method(parts: Parts) -> list[str]:
         lines = lines_of(finished(rows))
         for one in (lines[label] for label in part.get("headline", ()) if label in lines and "lower" in lines):
             apart = judge({"better": one.label, "than": "lower"}, lines).here
-            page = f"[{one.label}](methods/{one.experiment.method['name']}.md)"
+            link = f"[{one.label}](methods/{one.experiment.method['name']}.md)"
             cells = [tables.COLUMNS[what](one) for what in ("seeds", "last five")]
             cells += [tables.percent(lines["lower"], SCORE), apart.replace(" points", "")]
             cells += [tables.COLUMNS[what](one) for what in ("labels right", "kept")]
-            text.append(_line([page, name, *cells]))
+            text.append(_line([link, name, *cells]))
     return [*text, ""]
 
 

@@ -59,22 +59,17 @@ class Case:
     reference: float | None = None  # the plain implementation over the round, at least
 
 
+RESNET = {"data.name": "fashion-mnist", "data.subset": 1536, "net.name": "resnet18", "train.batch": 64}
 CASES = (
     Case(
         "ResNet-18, 28×28, B64",
-        {"data.name": "fashion-mnist", "data.subset": 1536, "net.name": "resnet18", "train.batch": 64},
+        RESNET,
         bare=0.55,
         reference=2.5,
     ),
     Case(
         "ResNet-18, 28×28, B64, 10 clients with 192 images",
-        {
-            "data.name": "fashion-mnist",
-            "data.subset": 1920,
-            "data.clients": 10,
-            "net.name": "resnet18",
-            "train.batch": 64,
-        },
+        {**RESNET, "data.subset": 1920, "data.clients": 10},
         bare=0.55,
     ),
     Case(

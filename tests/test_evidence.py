@@ -24,8 +24,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_page_and_the_tables_of_methods_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody typed a number: `make evidence PART=page` changes nothing."""
     monkeypatch.chdir(ROOT)
-    kept = shelf.on_the_shelf()
-    parts = {name: (part, evidence.rows_of(part, part["seeds"], kept)) for name, part in evidence.parts().items()}
+    parts = evidence.all_rows()
     assert page.PAGE.read_text() == page.page(parts), "run: make evidence PART=page"
     for path in page.METHODS.glob("*.md"):
         assert page.with_table(path.read_text(), page.method_table(path.stem, parts)) == path.read_text(), path
@@ -80,12 +79,15 @@ def test_a_part_runs_what_is_missing_only(apart: Path, monkeypatch: pytest.Monke
     rows["feddb"] = {"method.name": "feddb"}
     evidence.run_part("mine", part, 2, False, screen)
     assert started[4:] == ["feddb", "feddb"]
+    evidence.run_part("mine", part, 3, False, screen)
+    assert "| fixmatch | 3 |" in page.PAGE.read_text(), "a seed more than the part asks for is shown, too"
+    del started[6:]
     evidence.run_part("mine", part, 1, True, screen)
     assert started[6:] == ["fedavg", "fixmatch", "feddb"]  # from scratch, if asked
     text = page.PAGE.read_text()
     assert "FixMatch helps" in text
-    assert "| fixmatch | 2 |" in text
-    assert "| fixmatch | 2 |" in Path("docs/methods/fixmatch.md").read_text()
+    assert "| fixmatch | 3 |" in text
+    assert "| fixmatch | 3 |" in Path("docs/methods/fixmatch.md").read_text()
 
 
 @pytest.mark.parametrize(

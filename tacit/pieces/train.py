@@ -76,9 +76,7 @@ class SGD(torch.optim.SGD):
         self.stored = [
             p if o is None else nn.Parameter(p.data.permute(o)) for p, o in zip(self.shown, self.orders, strict=True)
         ]
-        self.leaves: list[
-            nn.Parameter
-        ] = []  # what stands in for parameters of `shown` for a while (see live_taps_only)
+        self.leaves: list[nn.Parameter] = []  # they stand in for some of `shown` for a while: see live_taps_only
         self.steps = 0
         super().__init__(self.stored, fused=True, **settings)
 
@@ -248,8 +246,8 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 def clip_gradient(parameters: Sequence[nn.Parameter], most: float) -> None:
     """Cut the norm of the whole gradient at `most` (0: leave it).
 
-    On a CPU a gradient that is short enough is left alone, which PyTorch's own function multiplies by 1: for nets with
-    many parameters that is a twentieth of a step. On a GPU asking for the norm would cost more than it saves.
+    On a CPU a gradient that is short enough is left alone; PyTorch's own function multiplies it by 1, which is one more
+    pass over all of it. On a GPU asking for the norm would cost more than it saves.
 
     >>> net = nn.Linear(2, 1, bias=False)
     >>> for most in (0.0, 5.0, 1.0):
