@@ -125,7 +125,9 @@ class TensorBoard(Tracker):
     def begin(self, settings: Mapping[str, Any]) -> str:
         from tensorboardX import SummaryWriter
 
-        self.writer = SummaryWriter(str(self.folder / "tracking" / "tensorboard"))
+        folder = self.folder / "tracking" / "tensorboard"
+        # A file's name tells its second of birth; a run resumed within that second must not overwrite the first file.
+        self.writer = SummaryWriter(str(folder), filename_suffix=f".{len(list(folder.glob('events.*')))}")
         if not self.id:
             text = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
             self.writer.add_text("experiment", f"| setting | value |\n|---|---|\n{text}")

@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ def events(folder: Path) -> dict[str, dict[int, float]]:
     return found
 
 
-def test_tensorboard_holds_every_round_once_also_after_a_resume(tmp_path: Path) -> None:
+def test_tensorboard_holds_every_round_once_also_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1e9)  # all within one second, by which the event files are named
     run = stopped_and_resumed("tensorboard", tmp_path / "run")
     scalars = events(tmp_path / "run" / "tracking" / "tensorboard")
     assert scalars["accuracy"] == pytest.approx(dict(enumerate(run["accuracy"])))
