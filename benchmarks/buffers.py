@@ -17,7 +17,8 @@ from benchmarks.reference import mean_of
 from benchmarks.timing import Row, Spent, Work, interleaved, ratio, single_thread
 from tacit import nets
 from tacit.pieces.aggregate import shares, weighted_mean
-from tacit.pieces.train import sgd, weights_of
+from tacit.pieces.descent import sgd
+from tacit.pieces.train import weights_of
 
 TITLE = "Buffers and steps"
 CPU = torch.device("cpu")

@@ -23,7 +23,8 @@ from tacit.experiment import resolve
 from tacit.method import Reply, Task
 from tacit.methods.fedavg import FedAvg
 from tacit.payload import Payload, weights_in
-from tacit.pieces.train import fit, predict, sgd
+from tacit.pieces.descent import sgd
+from tacit.pieces.train import fit, predict
 from tacit.sides import Client
 
 TITLE = "The engine"

@@ -31,6 +31,7 @@ class OnDisk(Mapping[str, Tensor]):
         self.names = list(group)
         self.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in group.values())
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # a new file: whoever has mapped an old one keeps what it had
         save_file(unshared({name: tensor.detach().cpu().contiguous() for name, tensor in group.items()}), path)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -105,6 +106,37 @@ def set_aside(payload: Mapping[str, Value], path: Path) -> Payload:
         name: OnDisk(path.with_name(f"{path.stem}-{name}{path.suffix}"), value) if isinstance(value, dict) else value
         for name, value in payload.items()
     }
+
+
+def at_hand(payload: Mapping[str, Value]) -> Payload:
+    """The same payload without `OnDisk`: groups of tensors in files are mapped, not read, until they are looked at."""
+    return {name: value.read() if isinstance(value, OnDisk) else value for name, value in payload.items()}
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A payload on its way to another process of this machine: its groups of tensors lie in files.
+
+    A model through a pipe is copied seven times on its way; a file is written once and mapped by all who read it.
+    """
+
+    names: tuple[str, ...]
+    small: bytes
+    groups: dict[str, OnDisk]
+
+    def open(self) -> Payload:
+        """The payload; its groups are still in their files."""
+        values: Payload = {**from_bytes(self.small), **self.groups}
+        return {name: values[name] for name in self.names}
+
+
+def pack(payload: Mapping[str, Value], path: Path) -> Parcel:
+    """A parcel whose files lie beside this path. Nothing may write to them before it was opened and forgotten."""
+    check(payload)
+    aside = set_aside(payload, path)
+    groups = {name: value for name, value in aside.items() if isinstance(value, OnDisk)}
+    small = to_bytes({name: value for name, value in aside.items() if name not in groups})
+    return Parcel(tuple(payload), small, groups)
 
 
 def tensor_in(payload: Mapping[str, Value], name: str) -> Tensor:

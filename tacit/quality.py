@@ -12,7 +12,8 @@ from torch import Tensor
 from tacit import nets, seeds
 from tacit.errors import TacitError
 from tacit.nets import Net
-from tacit.pieces.train import fit, sgd
+from tacit.pieces.descent import sgd
+from tacit.pieces.train import fit
 from tacit.views import Views
 
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from tacit import nets, seeds
 from tacit.experiment import Net, Participation, Train
 from tacit.payload import Weights
+from tacit.pieces.descent import SGD, sgd
 from tacit.pieces.statistics import recompute_statistics
-from tacit.pieces.train import SGD, cosine, fit, predict, sgd, weights_of
+from tacit.pieces.train import cosine, fit, predict, weights_of
 from tacit.views import Views
 
 

@@ -28,7 +28,7 @@ from tacit.pieces.agreement import (
     refreshed,
 )
 from tacit.pieces.decompose import Decomposed, cut_small, disjoint_batches, disjoint_penalty, joined
-from tacit.pieces.train import descend, sgd
+from tacit.pieces.descent import descend, sgd
 from tacit.recipes import known_recipes, load_recipe
 from tacit.record import Run
 from tacit.sides import Client, Hub, Moment, Workbench

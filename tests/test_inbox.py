@@ -1,5 +1,6 @@
 """Many replies at once: beyond a budget they wait on disk, and the mean is the same."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,14 +25,16 @@ def outcome(client: int) -> Outcome:
     return Outcome(Reply(send=send, examples=1 + client, client=client), None, 0.0)
 
 
-def test_what_is_too_much_lies_on_disk_and_nothing_changes(tmp_path: Path) -> None:
-    inbox = Inbox(tmp_path / "replies", budget=3 * 4100)
+@pytest.mark.parametrize(("fitting", "on_disk"), [(5, False), (4, True)])
+def test_what_is_too_much_lies_on_disk_and_nothing_changes(tmp_path: Path, fitting: int, on_disk: bool) -> None:
+    size = payload.nbytes(outcome(0).reply.send)
+    inbox = Inbox(tmp_path / "replies", budget=fitting * size)
+    inbox.open(expected=5)
     for client in (4, 0, 3, 1, 2):  # as they became ready
         inbox.put(client, outcome(client))
     waiting = inbox.in_order()
     assert [one.reply.client for one in waiting] == [0, 1, 2, 3, 4]
-    aside = [isinstance(one.reply.send["model"], OnDisk) for one in waiting]
-    assert aside == [False, True, True, False, False], "the first three fit"
+    assert [isinstance(one.reply.send["model"], OnDisk) for one in waiting] == [on_disk] * 5, "all, or none"
     for client, one in enumerate(waiting):
         expected = outcome(client).reply.send
         assert payload.nbytes(one.reply.send) == payload.nbytes(expected)
@@ -54,8 +57,25 @@ def test_a_bad_reply_is_found_on_disk_too(tmp_path: Path) -> None:
     bad = outcome(0)
     weights_in(bad.reply.send, "model")["w"][7] = float("nan")
     inbox = Inbox(tmp_path / "replies", budget=0)
+    inbox.open(expected=1)
     inbox.put(0, bad)
     assert payload.first_not_finite(inbox.in_order()[0].reply.send) == "model/w"
+
+
+def test_a_parcel_is_the_payload_and_nobody_can_change_it_for_another(tmp_path: Path) -> None:
+    send = {"shares": torch.tensor([0.5, 0.5]), **outcome(3).reply.send, "empty": {}}
+    parcel = pickle.loads(pickle.dumps(payload.pack(send, tmp_path / "new" / "task.safetensors")))
+    assert len(pickle.dumps(parcel)) < payload.nbytes(send), "the model does not travel with it"
+    mine, theirs = payload.at_hand(parcel.open()), payload.at_hand(parcel.open())
+    assert list(mine) == list(send)
+    assert dict(payload.tensors(mine)).keys() == dict(payload.tensors(send)).keys()
+    assert all(torch.equal(tensor, dict(payload.tensors(send))[name]) for name, tensor in payload.tensors(mine))
+    assert (mine["loss"], mine["empty"]) == (0.5, {})
+    weights_in(mine, "model")["w"].zero_()  # a client trains on what it was sent
+    assert torch.equal(weights_in(theirs, "model")["w"], weights_in(send, "model")["w"])
+    assert torch.equal(weights_in(parcel.open(), "model")["w"], weights_in(send, "model")["w"])
+    payload.pack({"model": {"w": torch.zeros(2)}}, tmp_path / "new" / "task.safetensors")  # the next task's
+    assert torch.equal(weights_in(theirs, "model")["w"], weights_in(send, "model")["w"])
 
 
 @pytest.mark.parametrize("backend", ["local", "pool"])

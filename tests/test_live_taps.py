@@ -1,6 +1,8 @@
 """The specialised ResNet-18 is the plain one, computed otherwise: outputs, gradients, and hundreds of steps."""
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,9 +12,13 @@ from torch.nn import functional as F
 from tacit.nets import Net, build, resnet
 from tacit.nets.layers import Layers, initialise
 from tacit.nets.resnet import Block
+from tacit.pieces import consistency, mixup
+from tacit.pieces.consistency import FixedThreshold, TwoViews, learn_by_batch
+from tacit.pieces.descent import descend, give_momentum, live_taps_only, momentum_of, sgd
 from tacit.pieces.live_taps import LiveConvolution, TappedConv2d, convolve, live_taps, normalise
+from tacit.pieces.mixup import fit_fix_and_mix
 from tacit.pieces.statistics import recompute_statistics
-from tacit.pieces.train import descend, give_momentum, live_taps_only, momentum_of, sgd, weights_of
+from tacit.pieces.train import weights_of
 
 CPU = torch.device("cpu")
 
@@ -228,3 +234,38 @@ def test_nobody_may_ask_the_whole_layer_meanwhile() -> None:
     with live_taps_only(net, sgd(net, lr=0.1)), pytest.raises(AssertionError, match="trained alone"):
         net.layer4[0].conv2(torch.zeros(1, 512, 1, 1))
     assert not any(layer.leaves for layer in net.modules() if isinstance(layer, TappedConv2d))
+
+
+def batch_wise(net: Net, x: Tensor, y: Tensor) -> float:
+    views = iter([TwoViews(which, x[which], x[which] + 0.1) for which in torch.arange(24).split(8)])
+    known = ((x[which], y[which]) for which in torch.arange(24).split(8))
+    rule, settings = FixedThreshold(0.1), {"weight": 1.0, "clip": 1.0, "tell": lambda *_: None}
+    return learn_by_batch(net, views, known, rule, optimizer=sgd(net, lr=0.05, weight_decay=5e-2), **settings)
+
+
+def fix_and_mix(net: Net, x: Tensor, y: Tensor) -> float:
+    optimizer, views = sgd(net, lr=0.05, weight_decay=5e-2), {"strong": lambda x, _: x, "weak": lambda x, _: x + 0.1}
+    sizes = {"epochs": 1, "batch": 8, "clip": 1.0, "weight": 1.0, "shape": 0.75}
+    return fit_fix_and_mix(
+        net, (x, y), (x.flip(0), y.flip(0)), optimizer=optimizer, **views, **sizes, generator=seeded(3)
+    )
+
+
+@pytest.mark.parametrize(("module", "train"), [(consistency, batch_wise), (mixup, fix_and_mix)])
+def test_loops_of_several_passes_a_step_may_train_live_taps_alone(
+    module: ModuleType, train: Callable[[Net, Tensor, Tensor], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(24, 1, 28, 28, generator=seeded(1), dtype=torch.float64)
+    y = torch.randint(10, (24,), generator=seeded(2))
+    entered = []
+
+    def outcome(context: Callable[..., AbstractContextManager[None]]) -> tuple[float, dict[str, Tensor]]:
+        monkeypatch.setattr(module, "live_taps_only", lambda *both: (entered.append(1), context(*both))[1])
+        net = net_for(28).double().arrange(CPU, 28).train()
+        return train(net, x, y), weights_of(net)
+
+    ours, theirs = outcome(live_taps_only), outcome(lambda *_: nullcontext())
+    assert len(entered) == 2
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-9)
+    for name in theirs[1]:
+        torch.testing.assert_close(ours[1][name], theirs[1][name], rtol=1e-8, atol=1e-11)

@@ -19,7 +19,7 @@ from tacit.methods import pdcfed
 from tacit.methods.pdcfed import PDCFed
 from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.consistency import Debiased, FixedThreshold, TwoViews, learn_by_batch
-from tacit.pieces.train import sgd
+from tacit.pieces.descent import sgd
 from tacit.pieces.two_stage import (
     TwoStage,
     agreement,

@@ -26,8 +26,8 @@ from tacit.pieces.consistency import (
     two_view_batches,
 )
 from tacit.pieces.debias import average_prediction, debias
+from tacit.pieces.descent import sgd
 from tacit.pieces.label import PseudoLabels, confident
-from tacit.pieces.train import sgd
 from tacit.record import Run
 from tacit.sides import Client
 

@@ -23,8 +23,9 @@ from tacit.methods.rscfed import RSCFed
 from tacit.payload import Payload, tensors, weights_in
 from tacit.pieces.consensus import distance_shares, model_distance
 from tacit.pieces.consistency import TwoViews
+from tacit.pieces.descent import sgd
 from tacit.pieces.teacher import early_decay, follow, learn_with_teacher, sharpen, squared_error
-from tacit.pieces.train import sgd, weights_of
+from tacit.pieces.train import weights_of
 from tacit.record import Run
 from tacit.sides import Client, Hub, Moment, Workbench
 

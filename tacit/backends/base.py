@@ -14,7 +14,7 @@ from torch import Tensor
 from tacit.evaluate import PREDICT_BATCH, audit
 from tacit.kept import Kept
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Payload, Weights, nbytes, set_aside
+from tacit.payload import Payload, Weights, at_hand, nbytes, set_aside
 from tacit.pieces.train import predict
 from tacit.sides import Client, Labeled, Moment, Setup, Shard, Workbench
 
@@ -66,34 +66,39 @@ def waves(tasks: Sequence[Task]) -> Iterator[list[tuple[int, Task]]]:
 
 
 class Inbox:
-    """The replies of a round until they are merged. Beyond a budget their weights wait on disk, not in memory."""
+    """The replies of a round until they are merged: in memory if all of them fit there, else all on disk."""
 
     def __init__(self, folder: Path, budget: int = IN_MEMORY) -> None:
         self.folder = folder
         self.budget = budget
+        self.expected = 0
         self.outcomes: dict[int, Outcome] = {}
-        self.in_memory = 0
 
     def __len__(self) -> int:
         return len(self.outcomes)
 
+    def open(self, expected: int) -> None:
+        """For so many replies; nothing of the round before is needed any more."""
+        self.clear()
+        self.expected = expected
+
+    def path(self, name: str | int) -> Path:
+        """Where something of this round may lie."""
+        return self.folder / f"{name}.safetensors"
+
     def put(self, place: int, outcome: Outcome) -> None:
         """Take in the reply to the task at this place."""
-        size = nbytes(outcome.reply.send)
-        if self.in_memory + size > self.budget:
-            aside = set_aside(outcome.reply.send, self.folder / f"{place}.safetensors")
-            outcome = dataclasses.replace(outcome, reply=dataclasses.replace(outcome.reply, send=aside))
-        else:
-            self.in_memory += size
-        self.outcomes[place] = outcome
+        send = outcome.reply.send
+        many = nbytes(send) * self.expected > self.budget  # replies are about equally large
+        send = set_aside(send, self.path(place)) if many else at_hand(send)
+        self.outcomes[place] = dataclasses.replace(outcome, reply=dataclasses.replace(outcome.reply, send=send))
 
     def in_order(self) -> list[Outcome]:
         """All of them, in the order of the tasks, whoever was ready first."""
         return [self.outcomes[place] for place in sorted(self.outcomes)]
 
     def clear(self) -> None:
-        """The round is over: nothing of it is needed any more."""
-        self.outcomes, self.in_memory = {}, 0
+        self.outcomes = {}
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -22,7 +22,7 @@ class LocalBackend:
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
         self.census.forget(moment.step)
-        self.inbox.clear()
+        self.inbox.open(len(tasks))
         for number, wave in enumerate(waves(tasks)):
             for place, task in wave:
                 self.inbox.put(place, self.worker.run(stage, moment, number, task))

@@ -28,7 +28,7 @@ from tacit.evaluate import PREDICT_BATCH
 from tacit.experiment import Experiment
 from tacit.kept import Census, Kept
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Weights
+from tacit.payload import Parcel, Weights, at_hand, pack
 from tacit.sides import Moment
 
 T = TypeVar("T")
@@ -75,16 +75,15 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run(moment: Moment, wave: int, client: int, group: int, send: bytes) -> tuple[bytes, Outcome]:
-    task = Task(client, payload.from_bytes(send), group)
+def _run(moment: Moment, wave: int, client: int, group: int, send: Parcel, answer: Path) -> tuple[Parcel, Outcome]:
+    task = Task(client, at_hand(send.open()), group)
     outcome = _worker.run(_stages[moment.stage], moment, wave, task)
     bare = replace(outcome, reply=replace(outcome.reply, send={}))
-    return payload.to_bytes(outcome.reply.send), bare
+    return pack(outcome.reply.send, answer), bare
 
 
-def _predict(send: bytes, start: int, end: int) -> Tensor:
-    weights = payload.weights_in(payload.from_bytes(send), "model")
-    return _worker.predict_test(weights, slice(start, end))
+def _predict(send: Parcel, start: int, end: int) -> Tensor:
+    return _worker.predict_test(payload.weights_in(send.open(), "model"), slice(start, end))
 
 
 @contextmanager
@@ -120,22 +119,23 @@ class PoolBackend:
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
         self.census.forget(moment.step)
-        self.inbox.clear()
+        self.inbox.open(len(tasks))
         for number, wave in enumerate(waves(tasks)):
-            futures: dict[Future[tuple[bytes, Outcome]], int] = {}
-            encoded: dict[object, bytes] = {}  # what many clients are sent alike is encoded once
+            futures: dict[Future[tuple[Parcel, Outcome]], int] = {}
+            parcels: dict[object, Parcel] = {}  # what many clients are sent alike is packed once
             for place, task in sorted(wave, key=lambda pair: -self._expected(pair[1].client)):
                 same = tuple((name, id(value)) for name, value in task.send.items())
-                if same not in encoded:
-                    encoded[same] = payload.to_bytes(task.send)
-                future = self._submit(_run, moment, number, task.client, task.group, encoded[same])
+                if same not in parcels:
+                    parcels[same] = pack(task.send, self.inbox.path(f"task-{place}"))
+                answer = self.inbox.path(place)
+                future = self._submit(_run, moment, number, task.client, task.group, parcels[same], answer)
                 futures[future] = place
             waiting = set(futures)
             while waiting:
                 ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in ready:
                     send, bare = self._result(future)
-                    reply: Reply = replace(bare.reply, send=payload.from_bytes(send))
+                    reply: Reply = replace(bare.reply, send=send.open())
                     self.inbox.put(futures.pop(future), replace(bare, reply=reply))  # no future holds on to it
                     self.seconds[reply.client] = bare.seconds
                     done(len(self.inbox))
@@ -144,7 +144,7 @@ class PoolBackend:
 
     def predict_test(self, weights: Weights) -> Tensor:
         count = len(self.federation.split.test)
-        send = payload.to_bytes({"model": weights})
+        send = pack({"model": weights}, self.inbox.path("test"))
         step = max(PREDICT_BATCH, -(-count // (self.workers * PREDICT_BATCH)) * PREDICT_BATCH)
         parts = [self._submit(_predict, send, start, start + step) for start in range(0, count, step)]
         return torch.cat([self._result(part) for part in parts])

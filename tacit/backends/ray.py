@@ -103,7 +103,7 @@ class RayBackend:
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
         self.census.forget(moment.step)
-        self.inbox.clear()
+        self.inbox.open(len(tasks))
         for number, wave in enumerate(waves(tasks)):
             waiting = list(wave)
             idle = list(self.workers)

@@ -13,7 +13,8 @@ from tacit.data.catalogue import SOURCES
 from tacit.data.sources import is_here
 from tacit.engine import Plan, prepare
 from tacit.experiment import Experiment
-from tacit.pieces.train import descend, predict, sgd
+from tacit.pieces.descent import descend, sgd
+from tacit.pieces.train import predict
 from tacit.units import clock, size_text
 
 

@@ -18,8 +18,9 @@ from tacit.nets.unet import UNet, require_diffusers
 from tacit.payload import Payload, tensor_in, weights_in
 from tacit.pieces.aggregate import residual
 from tacit.pieces.augment_pipe import augment_pipe
+from tacit.pieces.descent import descend
 from tacit.pieces.diffusion import denoising_loss, ema_decay, from_bytes
-from tacit.pieces.train import batches, descend, weights_of
+from tacit.pieces.train import batches, weights_of
 from tacit.sides import Client, Hub
 
 LARGEST_GRADIENT = 1.0  # DDPM's

@@ -11,7 +11,8 @@ from tacit.payload import Payload, weights_in
 from tacit.pieces.augment_dsa import DSA_OPERATIONS, dsa
 from tacit.pieces.consistency import Debiased, Rule, endless_batches, learn_by_batch, two_view_batches
 from tacit.pieces.debias import average_prediction
-from tacit.pieces.train import SGD, View, fit, give_momentum
+from tacit.pieces.descent import SGD, give_momentum
+from tacit.pieces.train import View, fit
 from tacit.sides import Client, Side
 
 

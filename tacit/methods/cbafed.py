@@ -13,9 +13,10 @@ from tacit.methods._pseudo import as_it_is, debiased, learn_batches, learn_fixed
 from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import residual, shares
 from tacit.pieces.consistency import ClassBalanced, Rule
+from tacit.pieces.descent import SGD, momentum_of
 from tacit.pieces.label import class_counts
 from tacit.pieces.threshold import balanced_thresholds, class_shares, tail_classes
-from tacit.pieces.train import SGD, momentum_of, pull_back
+from tacit.pieces.train import pull_back
 from tacit.sides import Client, Hub, Side
 
 

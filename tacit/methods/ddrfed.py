@@ -16,11 +16,11 @@ from tacit.methods.cbafed import WarmUp
 from tacit.payload import Payload, tensor_in, weights_in
 from tacit.pieces.aggregate import labeled_shares, shares
 from tacit.pieces.consistency import DynamicBalanced, FixedThreshold, Rule, paired_batches
+from tacit.pieces.descent import descend, live_taps_only
 from tacit.pieces.label import class_counts
 from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.negative import agreeing_top, negative_loss
 from tacit.pieces.threshold import class_shares, dynamic_thresholds
-from tacit.pieces.train import descend
 from tacit.sides import Client, Hub
 
 
@@ -84,15 +84,16 @@ class DDRFed(GDGM, Method):
         optimizer = me.optimizer(model, None if len(own) else self.unlabeled_lr * me.learning_rate / me.train.lr)
         rule, tally = self.rule(tensor_in(task.send, "shares"), kept, me), Tally(me, len(images))
         for _ in range(me.epochs):
-            for which, labeled in paired_batches(len(images), len(own), me.train.batch, generator):
-                loss = torch.zeros((), device=me.device)
-                if len(labeled):  # Eq. 10
-                    loss = F.cross_entropy(model(weak(own.images[labeled], generator)), own.labels[labeled])
-                if len(which):
-                    shown, strong = weak(images[which], generator), me.views.strong_view(images[which], generator)
-                    loss = loss + self.unlabeled_loss(model, which, shown, strong, rule, tally)
-                descend(model, optimizer, loss, me.train.clip)
-                tally.figure("loss", float(loss.detach()))
+            with live_taps_only(model, optimizer):
+                for which, labeled in paired_batches(len(images), len(own), me.train.batch, generator):
+                    loss = torch.zeros((), device=me.device)
+                    if len(labeled):  # Eq. 10
+                        loss = F.cross_entropy(model(weak(own.images[labeled], generator)), own.labels[labeled])
+                    if len(which):
+                        shown, strong = weak(images[which], generator), me.views.strong_view(images[which], generator)
+                        loss = loss + self.unlabeled_loss(model, which, shown, strong, rule, tally)
+                    descend(model, optimizer, loss, me.train.clip)
+                    tally.figure("loss", float(loss.detach()))
         labels = torch.cat([tally.believed, own.labels.cpu()])
         return Reply(
             send={"model": me.weights(model), "counts": class_counts(labels, me.classes)},  # Eq. 12, 13

@@ -14,10 +14,11 @@ from tacit.method import Count, Method, NotNegative, Reply, Share, Task, mean_mo
 from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias, moving_prediction
+from tacit.pieces.descent import give_momentum, momentum_of
 from tacit.pieces.full_batch import cross_entropy_parts, descend_in_parts, needs_whole_batch, paired_batches
 from tacit.pieces.label import confident
 from tacit.pieces.simplex import balancing_weights, imbalance, uniform_weights
-from tacit.pieces.train import give_momentum, momentum_of, predict
+from tacit.pieces.train import predict
 from tacit.sides import Client, Hub
 
 

@@ -11,7 +11,7 @@ from tacit.methods._pseudo import learn_batches, optimizer_with
 from tacit.methods.fixmatch import WarmUp
 from tacit.payload import Payload, tensor_in, weights_in
 from tacit.pieces.aggregate import shares
-from tacit.pieces.train import momentum_of
+from tacit.pieces.descent import momentum_of
 from tacit.pieces.two_stage import TwoStage
 from tacit.sides import Client, Hub
 

@@ -15,9 +15,10 @@ from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import shares, weighted_mean
 from tacit.pieces.consensus import distance_shares, model_distance
 from tacit.pieces.consistency import two_view_batches
+from tacit.pieces.descent import momentum_of
 from tacit.pieces.mixup import endless_loss
 from tacit.pieces.teacher import early_decay, learn_with_teacher, sharpen, squared_error
-from tacit.pieces.train import momentum_of, weights_of
+from tacit.pieces.train import weights_of
 from tacit.sides import Client, Hub
 
 

@@ -12,10 +12,11 @@ from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Tas
 from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import server_momentum, shares
 from tacit.pieces.debias import average_prediction, debias
+from tacit.pieces.descent import give_momentum, momentum_of
 from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.mixup import StrongTerm, endless_loss, fit_fix_and_mix, mix_set
 from tacit.pieces.statistics import pooled_statistics
-from tacit.pieces.train import give_momentum, momentum_of, predict, weights_of
+from tacit.pieces.train import predict, weights_of
 from tacit.sides import Client, Hub
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.pieces.debias import debias, moving_prediction
+from tacit.pieces.descent import descend, live_taps_only
 from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.threshold import (
@@ -25,7 +26,7 @@ from tacit.pieces.threshold import (
     self_adaptive_fairness,
     self_adaptive_thresholds,
 )
-from tacit.pieces.train import View, batches, descend, viewed_batches
+from tacit.pieces.train import View, batches, viewed_batches
 
 
 class Rule:
@@ -271,16 +272,17 @@ def learn_by_batch(
     are any. `tell` is told the labels of each batch. Returns the mean loss.
     """
     total, steps = 0.0, 0
-    for index, shown, learned in unlabeled:
-        with torch.no_grad():
-            probs = model(shown).softmax(dim=1)
-        logits = model(learned)
-        label, kept = rule.believe_pair(index, probs, logits.detach().softmax(dim=1))
-        loss = weight * rule.label_loss(logits, label, kept) + rule.extra_loss(logits, kept)
-        if labeled is not None:
-            views, truth = next(labeled)
-            loss = loss + F.cross_entropy(model(views), truth)
-        descend(model, optimizer, loss, clip)
-        tell(index, label, kept)
-        total, steps = total + float(loss.detach()), steps + 1
+    with live_taps_only(model, optimizer):
+        for index, shown, learned in unlabeled:
+            with torch.no_grad():
+                probs = model(shown).softmax(dim=1)
+            logits = model(learned)
+            label, kept = rule.believe_pair(index, probs, logits.detach().softmax(dim=1))
+            loss = weight * rule.label_loss(logits, label, kept) + rule.extra_loss(logits, kept)
+            if labeled is not None:
+                views, truth = next(labeled)
+                loss = loss + F.cross_entropy(model(views), truth)
+            descend(model, optimizer, loss, clip)
+            tell(index, label, kept)
+            total, steps = total + float(loss.detach()), steps + 1
     return total / max(steps, 1)

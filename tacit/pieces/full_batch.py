@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.pieces.train import batches, clip_gradient, trained_by
+from tacit.pieces.descent import clip_gradient, trained_by
+from tacit.pieces.train import batches
 
 
 def needs_whole_batch(model: nn.Module) -> bool:

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import chain, repeat
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.pieces.train import View, descend, viewed_batches
+from tacit.pieces.descent import descend, live_taps_only
+from tacit.pieces.train import View, viewed_batches
 
 LabeledImages = tuple[Tensor, Tensor]
 StrongTerm = Callable[[Tensor, Tensor, Tensor], Tensor]  # which images, their strong views, the logits of these → loss
@@ -109,23 +111,25 @@ def fit_fix_and_mix(
 
     model.train()
     mean = math.nan
+    reads_no_weights = also is None and strong_term is None
     for _ in range(epochs):
         total, seen = torch.zeros((), device=images.device), 0
         ours = viewed_batches(images, batch, both if weight > 0 else strong, generator)
         partners = viewed_batches(others, batch, weak, generator) if weight > 0 else None
-        for which, views in ours:
-            mixed: Tensor | float = 0.0
-            if partners is not None:
-                views, weak_views = views.chunk(2, dim=1)
-                partner, partner_views = next(partners)
-                share = beta_share(shape, generator)
-                logits = model(blend(weak_views, partner_views, share))
-                mixed = weight * blended_cross_entropy(logits, labels[which], other_labels[partner], share)
-            logits = model(views)
-            loss = F.cross_entropy(logits, labels[which]) + mixed
-            if strong_term is not None:
-                loss = loss + strong_term(which, views, logits)
-            descend(model, optimizer, loss if also is None else loss + also(), clip)
-            total, seen = total + loss.detach() * len(which), seen + len(which)
+        with live_taps_only(model, optimizer) if reads_no_weights else nullcontext():
+            for which, views in ours:
+                mixed: Tensor | float = 0.0
+                if partners is not None:
+                    views, weak_views = views.chunk(2, dim=1)
+                    partner, partner_views = next(partners)
+                    share = beta_share(shape, generator)
+                    logits = model(blend(weak_views, partner_views, share))
+                    mixed = weight * blended_cross_entropy(logits, labels[which], other_labels[partner], share)
+                logits = model(views)
+                loss = F.cross_entropy(logits, labels[which]) + mixed
+                if strong_term is not None:
+                    loss = loss + strong_term(which, views, logits)
+                descend(model, optimizer, loss if also is None else loss + also(), clip)
+                total, seen = total + loss.detach() * len(which), seen + len(which)
         mean = float(total) / seen
     return mean

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.pieces.consistency import TwoViews
-from tacit.pieces.train import descend
+from tacit.pieces.descent import descend
 
 
 def sharpen(probs: Tensor, temperature: float) -> Tensor:
