@@ -1,10 +1,14 @@
 """From one worker to two: the same rounds, in wall time, and whether they end with the same bits.
 
 CBAFed with ResNet-18 and two labelled clients of ten, so that the work can be shared evenly between two: 11 + 11 epochs
-of labelled clients and eight times one. `backend.workers = 1` means no pool at all, everything in one process; that is
-what two workers are compared with, so what the pool itself costs counts against it. Needs two free cores.
+of labelled clients and eight times one, 256 images each. `backend.workers = 1` means no pool at all, everything in one
+process; that is what two workers are compared with, so what the pool itself costs counts against it. Two cores share
+their memory and their caches: how much two processes that have nothing to do with each other get done is measured
+beside it, and nobody can do better. Needs two free cores.
 """
 
+import multiprocessing
+import statistics
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +18,7 @@ import torch
 
 from benchmarks.round import SHARED
 from benchmarks.running import Rounds, open_rounds
-from benchmarks.timing import Row, interleaved, ratio, single_thread
+from benchmarks.timing import Row, interleaved, ratio, single_thread, timed
 from tacit import payload
 from tacit.engine import prepare
 from tacit.experiment import resolve
@@ -24,7 +28,7 @@ TITLE = "Two workers"
 SETTINGS = {
     "data.name": "fashion-mnist",
     "data.clients": 10,
-    "data.subset": 1280,
+    "data.subset": 2560,
     "data.labeled_clients": 2,
     "net.name": "resnet18",
     "train.batch": 64,
@@ -43,10 +47,44 @@ def measure(changes: Mapping[str, Any] | None = None, times: int = 5) -> list[Ro
     ):
         spent = interleaved({"one": one.next, "two": two.next}, times)  # the warm-up starts the processes
         equal = same(one, two)
+    most = machine(plans[0].experiment.to_dict(), rounds=max(times // 2, 1))
     return [
         ratio("one worker / two workers", spent["one"], spent["two"], clock="wall", at_least=1.7, note="wall time"),
+        Row("two strangers: work done / by one alone", most, note="two processes with a run each: the most there is"),
         Row("the same bits", float(equal), "yes", at_least=1.0, note=f"the server's state after {times + 1} rounds"),
     ]
+
+
+def machine(settings: Mapping[str, Any], rounds: int) -> float:
+    """How much more two processes do, that know nothing of each other, than one alone."""
+    alone, together = (in_processes(settings, rounds, number) for number in (1, 2))
+    return 2 * statistics.median(alone) / statistics.median(together)
+
+
+def in_processes(settings: Mapping[str, Any], rounds: int, number: int) -> list[float]:
+    """Seconds of rounds in so many processes at once, each with the whole experiment for itself."""
+    context = multiprocessing.get_context("spawn")
+    start, seconds = context.Barrier(number), context.Queue()
+    processes = [context.Process(target=stranger, args=(settings, rounds, start, seconds)) for _ in range(number)]
+    for process in processes:
+        process.start()
+    found = [seconds.get(timeout=600) for _ in range(number * rounds)]
+    for process in processes:
+        process.join()
+    return found
+
+
+def stranger(settings: Mapping[str, Any], rounds: int, start: Any, seconds: Any) -> None:
+    """In a process of its own: rounds that begin when those of all others do."""
+    with (
+        single_thread(),
+        tempfile.TemporaryDirectory(prefix="tacit-bench-") as folder,
+        open_rounds(prepare(resolve(settings)), Path(folder, "run")) as run,
+    ):
+        run.next()
+        for _ in range(rounds):
+            start.wait()
+            seconds.put(timed(run.next).wall)
 
 
 def same(one: Rounds, two: Rounds) -> bool:

@@ -177,7 +177,8 @@ def test_layouts_are_chosen_by_the_net() -> None:
     small, large = net_for(28), net_for(64)
     assert small.layer4[0].conv2.weight[:, :, 1, 1].is_contiguous(), "a tap lies for itself where others are dead"
     assert small.layer3[1].conv1.weight.is_contiguous(memory_format=torch.channels_last)
-    assert small.layer1[0].conv1.weight.is_contiguous()
+    assert small.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    assert large.layer1[0].conv1.weight.is_contiguous()
     assert large.layer4[0].conv1.weight.is_contiguous()
     large.load_state_dict(small.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(small.parameters(), large.parameters(), strict=True))
