@@ -131,9 +131,9 @@ class LiveConvolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_x = gradient_of_input(gradient, x, ctx.stride, matrices_of(weight, taps))
         if ctx.needs_input_grad[1]:
-            to_weight = torch.zeros_like(weight)  # keeps the weight's layout
+            to_weight = (torch.empty_like if len(taps) == 9 else torch.zeros_like)(weight)  # in the weight's layout
             for tap, matrix in zip(taps, matrices_of(to_weight, taps), strict=True):
-                matrix.addmm_(*pairs_at(gradient, x, tap))
+                matrix.addmm_(*pairs_at(gradient, x, tap), beta=0.0)
         return to_x, to_weight, None
 
 
