@@ -164,6 +164,17 @@ def provenance(name: str, rows: Sequence[Row]) -> str:
     )
 
 
+def budget(parts: Parts) -> str:
+    """What all of it took, as one sentence."""
+    jobs = {job.folder: job for _, rows in parts.values() for row in finished(rows) for job in row.jobs}
+    hours = {folder: (Run(folder).summary or {})["seconds"] / 3600 for folder in jobs}
+    first = sum(hours[folder] for folder, job in jobs.items() if job.experiment.seed == 0)
+    return (
+        f"All of it is {len(jobs)} runs, {sum(hours.values()):.1f} hours one after the other (most of them on one core "
+        f"of two); the first seed of everything (`make evidence SEEDS=1`) is {first:.1f} hours."
+    )
+
+
 def section(name: str, part: Part, rows: Sequence[Row]) -> list[str]:
     """One part of the page."""
     text = [f"## {part['title']}", "", part["scale"], ""]
@@ -219,7 +230,7 @@ def every_method(parts: Parts) -> list[str]:
 
 def page(parts: Parts) -> str:
     """The whole page."""
-    text = [INTRO, *claims_table(parts), *every_method(parts)]
+    text = [INTRO, budget(parts), "", *claims_table(parts), *every_method(parts)]
     for name, (part, rows) in parts.items():
         text += section(name, part, rows)
     return "\n".join(text).rstrip() + "\n"

@@ -2,6 +2,7 @@
 
 import math
 import platform
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -383,13 +384,21 @@ def flaw(expected: Mapping[str, str], task: Task, reply: Reply, state: Payload, 
 
 
 def _by_client(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
-    """Metrics and the audit's accuracies by name, then by client; what is not finite has no place in JSON."""
-    result: dict[str, dict[str, float | None]] = {}
+    """Metrics and the audit's accuracies by name, then by client; what is not finite has no place in JSON.
+
+    A client that had several tasks (one a group) tells their mean.
+
+    >>> told = [(3, 1.0), (3, 2.0), (4, math.nan)]
+    >>> replies = [Reply(send={}, examples=1, metrics={"loss": loss}, client=client) for client, loss in told]
+    >>> _by_client([Outcome(reply, None, 0.0) for reply in replies])
+    {'loss': {'3': 1.5, '4': None}}
+    """
+    told: dict[str, dict[str, list[float]]] = {}
     for outcome in outcomes:
         for name, value in {**outcome.reply.metrics, **accuracies(outcome.audit or {})}.items():
-            plain = float(value)
-            result.setdefault(name, {})[str(outcome.reply.client)] = plain if math.isfinite(plain) else None
-    return result
+            told.setdefault(name, {}).setdefault(str(outcome.reply.client), []).append(float(value))
+    means = {name: {who: statistics.fmean(all_) for who, all_ in each.items()} for name, each in told.items()}
+    return {name: {who: x if math.isfinite(x) else None for who, x in each.items()} for name, each in means.items()}
 
 
 class Clock:

@@ -236,8 +236,10 @@ def test_a_seed_that_is_behind_counts_only_where_it_has_got() -> None:
 
 def test_each_state_is_said(some: Callable[..., Path], tmp_path: Path) -> None:
     some("finished")
-    for name in ("running", "stopped"):
+    for name in ("running", "stopped", "stopped-sites"):
         (some(name) / "summary.json").unlink()
+    settings = tmp_path / "all" / "stopped-sites" / "experiment.toml"
+    settings.write_text(re.sub(r'(\[backend\]\nname = )"\w+"', r'\1"flower"', settings.read_text()))
     lines = (some("cut") / "rounds.jsonl").read_text().splitlines()
     (tmp_path / "all" / "cut" / "summary.json").unlink()
     (tmp_path / "all" / "cut" / "rounds.jsonl").write_text(lines[0] + "\n" + lines[1][:30])
@@ -256,6 +258,7 @@ def test_each_state_is_said(some: Callable[..., Path], tmp_path: Path) -> None:
         "finished": ("finished", "Finished: 3 rounds."),
         "running": ("running", "Running: 3 of 3 rounds done."),
         "stopped": ("stopped", "can go on"),
+        "stopped-sites": ("stopped", "can go on"),
         "cut": ("stopped", "Stopped: 1 of 3 rounds done."),
         "no-experiment": ("broken", "experiment.toml is missing"),
         "bad-experiment": ("broken", "is not valid TOML"),
@@ -270,6 +273,7 @@ def test_each_state_is_said(some: Callable[..., Path], tmp_path: Path) -> None:
         assert told[name][0] == state, (name, told[name])
         assert words in told[name][1]
     assert by_name(data)["stopped"]["reproduce"][0]["command"].startswith("tacit resume ")
+    assert by_name(data)["stopped-sites"]["reproduce"][0]["command"].startswith("tacit site run ")
     page = build(data)
     for run in data["runs"]:
         assert run["says"] in page

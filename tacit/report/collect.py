@@ -137,7 +137,7 @@ def collect_run(folder: Path, name: str, cells: int = CELLS) -> tuple[dict[str, 
         "events": events(records),
         "split": split["id"] if split else None,
         "pictures": pictures,
-        "reproduce": _reproduce(folder, state),
+        "reproduce": _reproduce(folder, state, _text_in(settings, "backend", "name") == "flower"),
     }
     return run, split
 
@@ -246,12 +246,19 @@ def _results(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | 
     return {**report(main, rule), **totals} if records else {}
 
 
-def _reproduce(folder: Path, state: str) -> list[dict[str, str]]:
-    place = shlex.quote(str(folder))
-    again = f"tacit run {shlex.quote(str(folder / 'experiment.toml'))} --out runs/again"
-    ways = [{"what": "Run it again (the same numbers on the same kind of CPU)", "command": again}]
+def _reproduce(folder: Path, state: str, at_sites: bool) -> list[dict[str, str]]:
+    """Commands to copy; of a run over real sites, those for the server's machine, while the sites have joined."""
+    place, experiment = shlex.quote(str(folder)), shlex.quote(str(folder / "experiment.toml"))
+    words = "tacit site run" if at_sites else "tacit run"
+    ways = [
+        {
+            "what": "Run it again (the same numbers on the same kind of CPU)",
+            "command": f"{words} {experiment} --out runs/again",
+        }
+    ]
     if state == "stopped":
-        ways.insert(0, {"what": "Go on with it", "command": f"tacit resume {place}"})
+        on = f"tacit site run {experiment} --out {place} --resume" if at_sites else f"tacit resume {place}"
+        ways.insert(0, {"what": "Go on with it", "command": on})
     ways.append({"what": "Make this page again", "command": f"tacit report {place} -o report.html"})
     return ways
 
