@@ -6,9 +6,13 @@ from pathlib import Path
 
 
 def commit() -> str:
-    """Which code this is; "-dirty" where files differ from what was committed."""
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
+    """Which code this is; "-dirty" where it differs from what was committed (pages and records may)."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "tacit", "benchmarks/*.py")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("-dirty" if changed else "")
 
 
 def processor() -> str:

@@ -20,7 +20,18 @@ from tacit.record import Run
 
 SHELF = Path("evidence/runs")
 # Of each round, what the page shows. Clients' own figures would make a run a hundred times as large.
-KEPT = ("stage", "round", "step", "accuracy", "auc", "pseudo_accuracy", "kept_ratio", "seconds", "phases")
+KEPT = (
+    "stage",
+    "round",
+    "step",
+    "accuracy",
+    "auc",
+    "pseudo_accuracy",
+    "kept_ratio",
+    "seconds",
+    "cpu_seconds",
+    "phases",
+)
 
 
 def thin(record: Mapping[str, Any]) -> dict[str, Any]:

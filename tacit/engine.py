@@ -239,7 +239,8 @@ class Engine:
             "client_metrics": _by_client(usable),
             **hub.notes,
         }
-        timed = {**record, "seconds": clock.total(), "phases": clock.laps}
+        computing = sum(outcome.cpu for outcome in outcomes) + clock.cpu["send"] + clock.cpu["merge"]
+        timed = {**record, "seconds": clock.total(), "cpu_seconds": round(computing, 4), "phases": clock.laps}
         self.folder.finish_round(moment.step, timed, state, hub.pictures)
         self.watcher.round_done(timed)
         return state
@@ -402,15 +403,16 @@ def _by_client(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]
 
 
 class Clock:
-    """Seconds by phase."""
+    """Seconds by phase, and those in which this process was computing."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
+        self.cpu: dict[str, float] = {}
+        self._last = time.perf_counter(), time.process_time()
 
     def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = round(now - self._last, 4)
+        now = time.perf_counter(), time.process_time()
+        self.laps[name], self.cpu[name] = (round(new - old, 4) for new, old in zip(now, self._last, strict=True))
         self._last = now
 
     def total(self) -> float:

@@ -244,6 +244,7 @@ RECORDED = frozenset(
         "kept_bytes",
         "client_metrics",
         "seconds",
+        "cpu_seconds",
         "phases",
     ]
 )

@@ -19,7 +19,9 @@ def digest(run: Run) -> str:
 
 def timeless(run: Run) -> list[dict[str, Any]]:
     """The records of a run without what a clock says."""
-    return [{k: v for k, v in record.items() if k not in ("seconds", "phases")} for record in run.records]
+    return [
+        {k: v for k, v in record.items() if k not in ("seconds", "cpu_seconds", "phases")} for record in run.records
+    ]
 
 
 World = tuple[Plan, Federation]

@@ -29,6 +29,7 @@ class Outcome:
     audit: dict[str, list[float]] | None
     seconds: float
     fault: str = ""  # why there is no reply: the site was gone, or its answer was refused
+    cpu: float = 0.0  # seconds of computing, where this is known
 
 
 class Backend(Protocol):
@@ -129,7 +130,7 @@ class Worker:
 
     def train(self, stage: Stage, moment: Moment, task: Task, kept: Payload) -> tuple[Outcome, Payload]:
         """One client's round, without its disk: what it answers, and what it wants to keep."""
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         self.bench.clear()
         shard = self.federation.client_shard(task.client)
         me = Client(self.setup, shard, moment, task.client, task.group, self.bench)
@@ -140,7 +141,8 @@ class Worker:
             raise
         counts = audit(me.labelling, self.federation.truth(task.client), me.classes)
         bare = dataclasses.replace(reply, keep={}, client=task.client, group=task.group)
-        return Outcome(bare, counts, time.perf_counter() - started), reply.keep
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        return Outcome(bare, counts, seconds, cpu=cpu), reply.keep
 
     def predict_test(self, weights: Weights, part: slice) -> Tensor:
         """The probabilities of some of the test images."""

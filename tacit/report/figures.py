@@ -38,6 +38,7 @@ TITLES = {
     "bytes_down": ("Sent down, to all clients", "bytes"),
     "kept_bytes": ("On the clients' disks", "bytes"),
     "seconds": ("Seconds in a round", "seconds"),
+    "cpu_seconds": ("CPU seconds in a round, all parties, evaluation aside", "seconds"),
 }
 SECTIONS = {
     "result": ("accuracy", "auc"),
@@ -47,7 +48,7 @@ SECTIONS = {
         *("clients_accuracy", "clients_per_class"),
     ),
     "travel": ("bytes_up", "bytes_down", "kept_bytes", "asked", "answered"),
-    "time": ("seconds",),
+    "time": ("seconds", "cpu_seconds"),
 }
 OTHER_RECORDED = frozenset(["stage", "round", "step", "refused", "skipped", "client_metrics", "phases"])
 
