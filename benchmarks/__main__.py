@@ -1,6 +1,6 @@
 """`make bench`: speed and memory as ratios within one run. `make bench ONLY=round` runs one part.
 
-Everything goes to runs/bench.json; where all parts ran, also to evidence/bench.json and evidence/bench.md.
+Everything goes to runs/bench.json; where all parts ran, also to evidence/bench.json and docs/speed.md.
 """
 
 import importlib
@@ -22,7 +22,13 @@ from benchmarks.timing import Row
 PARTS = ("round", "workers", "clients", "views", "engine", "simulation", "buffers", "inference")
 COLUMNS = ("what", "median", "spread", "goal", "reached", "note")
 QUIET = 0.5  # a load above this is somebody else's work
-RUNS, EVIDENCE = Path("runs"), Path("evidence")
+RUNS, EVIDENCE, PAGE = Path("runs"), Path("evidence"), Path("docs/speed.md")
+
+INTRO = """*This page is made by `make bench`; nobody types its numbers.* One part: `make bench ONLY=round`.
+
+What tacit takes is compared with something else in the same run, turn by turn, because the same machine is faster or
+slower from one minute to the next. Figures are medians, the spread is from the lowest turn to the highest. A goal is
+what we set out to reach; whether it was, is told beside it."""
 
 
 def machine() -> dict[str, Any]:
@@ -57,8 +63,7 @@ def sentences(module: Any) -> str:
 
 
 def markdown(facts: dict[str, Any], results: dict[str, list[Row]]) -> str:
-    lines = ["# Speed and memory", "", f"Command: `make bench`. {describe(facts)}", ""]
-    lines += ["Ratios are medians; the spread is from the lowest to the highest.", ""]
+    lines = ["# Speed and memory", "", INTRO, "", describe(facts), ""]
     for name, rows in results.items():
         module = importlib.import_module(f"benchmarks.{name}")
         lines += [f"## {module.TITLE}", "", sentences(module), ""]
@@ -92,8 +97,9 @@ def main(only: list[str]) -> None:
     if not only:
         EVIDENCE.mkdir(exist_ok=True)
         (EVIDENCE / "bench.json").write_text(record(facts, results))
-        (EVIDENCE / "bench.md").write_text(markdown(facts, results))
-        written += [EVIDENCE / "bench.json", EVIDENCE / "bench.md"]
+        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.write_text(markdown(facts, results))
+        written += [EVIDENCE / "bench.json", PAGE]
     screen.print(f"Written to {', '.join(map(str, written))}")
 
 

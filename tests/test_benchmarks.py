@@ -156,7 +156,7 @@ def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     written = json.loads(Path("evidence/bench.json").read_text())
     assert written["parts"]["views"][0]["reached"] is True
     assert written["machine"]["quiet"] is False
-    text = Path("evidence/bench.md").read_text()
+    text = Path("docs/speed.md").read_text()
     assert "| a / b | 2.00× | 1.90× … 2.10× | ≥ 1.50× | yes |  |" in text
     assert "The machine was not quiet" in text
     assert "not quiet" in " ".join(capsys.readouterr().out.split())
