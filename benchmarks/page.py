@@ -118,23 +118,27 @@ def still_moving(rows: Sequence[Row], limit: float = 0.01) -> str:
     )
 
 
-def costs(run: Run) -> list[float]:
+def costs(run: Run) -> list[float] | None:
     """CPU seconds of each round, all parties together, evaluation aside.
 
-    Older records have the time on the wall alone, on one core: there a round counts as the median round of its stage,
-    because the machine was busy or stopped now and then.
+    Older records have the time on the wall alone. That of one core will do: there a round counts as the median round of
+    its stage, because the machine was busy or stopped now and then. Of two cores nothing can be told (None).
     """
+    if all(record.get("cpu_seconds") is not None for record in run.records):
+        return [record["cpu_seconds"] for record in run.records]
+    if ", 1 of " not in made(run.folder)["machine"]:
+        return None
     by_stage: dict[str, list[float]] = {}
     for record in run.records:
         by_stage.setdefault(record["stage"], []).append(record["work"])
     usual = {stage: statistics.median(work) for stage, work in by_stage.items()}
-    return [record.get("cpu_seconds", usual[record["stage"]]) for record in run.records]
+    return [usual[record["stage"]] for record in run.records]
 
 
-def seconds_to(run: Run, target: float) -> float | None:
+def seconds_to(run: Run, costs: Sequence[float], target: float) -> float | None:
     """Seconds of computing until the mean of three evaluated rounds reached a share of right answers."""
     spent, seen = 0.0, []
-    for record, cost in zip(run.records, costs(run), strict=True):
+    for record, cost in zip(run.records, costs, strict=True):
         spent += cost
         if record.get("accuracy") is not None:
             seen.append(record["accuracy"])
@@ -148,13 +152,18 @@ def cost_table(rows: Sequence[Row], targets: Sequence[float]) -> list[str]:
     heads = ["method", *(f"{target} %" for target in targets), "the whole run"]
     lines = [_line(heads), "|" + "---|" * len(heads)]
     for row in rows:
+        runs = [Run(job.folder) for job in row.jobs]
+        known = [(run, spent) for run in runs if (spent := costs(run)) is not None]
+        if not known:
+            lines.append(_line([row.label, *("–" for _ in heads[1:])]))
+            continue
         cells = []
         for target in targets:
-            times = [seconds_to(Run(job.folder), target / 100) for job in row.jobs]
+            times = [seconds_to(run, spent, target / 100) for run, spent in known]
             reached = [time for time in times if time is not None]
             some = f" ({len(reached)} of {len(times)} seeds)" if 0 < len(reached) < len(times) else ""
             cells.append(clock(statistics.median(reached)) + some if reached else "not reached")
-        whole = statistics.median(sum(costs(Run(job.folder))) for job in row.jobs)
+        whole = statistics.median(sum(spent) for _, spent in known)
         lines.append(_line([row.label, *cells, clock(whole)]))
     return lines
 
@@ -205,7 +214,7 @@ def section(name: str, part: Part, rows: Sequence[Row]) -> list[str]:
     if targets := part.get("targets"):
         explained = (
             "Time of one core (all parties together, evaluation aside; median of seeds) until three rounds had a mean "
-            "of at least"
+            "of at least (–: made before CPU time was recorded, on two cores)"
         )
         text += [f"**What a point costs.** {explained}", "", *cost_table(rows, targets), ""]
     return text

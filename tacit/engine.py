@@ -2,7 +2,6 @@
 
 import math
 import platform
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -239,8 +238,8 @@ class Engine:
             "client_metrics": _by_client(usable),
             **hub.notes,
         }
-        computing = sum(outcome.cpu for outcome in outcomes) + clock.cpu["send"] + clock.cpu["merge"]
-        timed = {**record, "seconds": clock.total(), "cpu_seconds": round(computing, 4), "phases": clock.laps}
+        computing = _together([outcome.cpu for outcome in outcomes], clock.cpu["send"] + clock.cpu["merge"])
+        timed = {**record, "seconds": clock.total(), "cpu_seconds": computing, "phases": clock.laps}
         self.folder.finish_round(moment.step, timed, state, hub.pictures)
         self.watcher.round_done(timed)
         return state
@@ -389,17 +388,27 @@ def _by_client(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]
 
     A client that had several tasks (one a group) tells their mean.
 
-    >>> told = [(3, 1.0), (3, 2.0), (4, math.nan)]
+    >>> told = [(3, 1.0), (3, 2.0), (4, math.nan), (5, math.inf), (5, -math.inf), (6, 1e308), (6, 1e308)]
     >>> replies = [Reply(send={}, examples=1, metrics={"loss": loss}, client=client) for client, loss in told]
     >>> _by_client([Outcome(reply, None, 0.0) for reply in replies])
-    {'loss': {'3': 1.5, '4': None}}
+    {'loss': {'3': 1.5, '4': None, '5': None, '6': None}}
     """
     told: dict[str, dict[str, list[float]]] = {}
     for outcome in outcomes:
         for name, value in {**outcome.reply.metrics, **accuracies(outcome.audit or {})}.items():
             told.setdefault(name, {}).setdefault(str(outcome.reply.client), []).append(float(value))
-    means = {name: {who: statistics.fmean(all_) for who, all_ in each.items()} for name, each in told.items()}
+    means = {name: {who: sum(all_) / len(all_) for who, all_ in each.items()} for name, each in told.items()}
     return {name: {who: x if math.isfinite(x) else None for who, x in each.items()} for name, each in means.items()}
+
+
+def _together(clients: Sequence[float | None], server: float) -> float | None:
+    """CPU seconds of all parties; None where somebody's are not known.
+
+    >>> _together([1.0, 2.0], 0.5), _together([1.0, None], 0.5)
+    (3.5, None)
+    """
+    known = [seconds for seconds in clients if seconds is not None]
+    return round(sum(known) + server, 4) if len(known) == len(clients) else None
 
 
 class Clock:

@@ -46,7 +46,7 @@ class OnDisk(Mapping[str, Tensor]):
         return len(self.names)
 
     def read(self) -> Weights:
-        """The whole group, in memory."""
+        """The whole group: mapped, so that it is read from the file where it is looked at, and outlives the file."""
         with safe_open(self.path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in self.names}
 
@@ -100,12 +100,21 @@ def weights_in(payload: Mapping[str, Value], name: str) -> Weights:
     return value
 
 
-def set_aside(payload: Mapping[str, Value], path: Path) -> Payload:
-    """The same payload with its groups of tensors in files beside this path; what is small stays in memory."""
-    return {
-        name: OnDisk(path.with_name(f"{path.stem}-{name}{path.suffix}"), value) if isinstance(value, dict) else value
-        for name, value in payload.items()
-    }
+def set_aside(payload: Mapping[str, Value], path: Path, written: dict[int, OnDisk] | None = None) -> Payload:
+    """The same payload with its groups of tensors in files beside this path; what is small stays in memory.
+
+    `written` remembers by identity what was written before, so that no group is written twice.
+    """
+    known = {} if written is None else written
+    aside: Payload = {}
+    for name, value in payload.items():
+        if isinstance(value, dict):
+            if id(value) not in known:
+                known[id(value)] = OnDisk(path.with_name(f"{path.stem}-{name}{path.suffix}"), value)
+            aside[name] = known[id(value)]
+        else:
+            aside[name] = value
+    return aside
 
 
 def at_hand(payload: Mapping[str, Value]) -> Payload:
@@ -117,7 +126,7 @@ def at_hand(payload: Mapping[str, Value]) -> Payload:
 class Parcel:
     """A payload on its way to another process of this machine: its groups of tensors lie in files.
 
-    A model through a pipe is copied seven times on its way; a file is written once and mapped by all who read it.
+    Through a pipe a model would be copied again and again; a file is written once and mapped by all who read it.
     """
 
     names: tuple[str, ...]
@@ -130,10 +139,10 @@ class Parcel:
         return {name: values[name] for name in self.names}
 
 
-def pack(payload: Mapping[str, Value], path: Path) -> Parcel:
-    """A parcel whose files lie beside this path. Nothing may write to them before it was opened and forgotten."""
+def pack(payload: Mapping[str, Value], path: Path, written: dict[int, OnDisk] | None = None) -> Parcel:
+    """A parcel whose files lie beside this path. They must stay until it was opened; its tensors outlive them."""
     check(payload)
-    aside = set_aside(payload, path)
+    aside = set_aside(payload, path, written)
     groups = {name: value for name, value in aside.items() if isinstance(value, OnDisk)}
     small = to_bytes({name: value for name, value in aside.items() if name not in groups})
     return Parcel(tuple(payload), small, groups)

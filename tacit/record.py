@@ -11,11 +11,13 @@ evaluation.json     its figures on the test images: confusions, calibration
 card.md, card.html  the model card, for people
 checkpoint/         the server's state after the last finished round, and of each finished stage
 kept/               what clients keep (in a simulation all of them live here)
+replies/            models on their way between processes, or too many for memory: only while a round goes on
 """
 
 import fcntl
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -170,6 +172,7 @@ class OpenRun(Run):
             self._lock.close()
             raise
         super().__init__(folder)
+        shutil.rmtree(folder / "replies", ignore_errors=True)  # of a process that was killed
 
     def close(self) -> None:
         self._lock.close()

@@ -123,14 +123,19 @@ def test_the_cost_of_a_point_counts_work_until_three_rounds_reach_it(tiny: Tiny,
         {"stage": "main", "step": k, "accuracy": a, "work": 99.0, "cpu_seconds": 2.0} for k, a in enumerate(told)
     ]
     (run.folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert page.seconds_to(run, 0.6) == 6.0  # (.9 + .3 + .6) / 3
-    assert page.seconds_to(run, 0.65) == 12.0
-    assert page.seconds_to(run, 0.8) is None  # one lucky round is not enough
+    assert page.costs(run) == [2.0] * 6
+    assert page.seconds_to(run, [2.0] * 6, 0.6) == 6.0  # (.9 + .3 + .6) / 3
+    assert page.seconds_to(run, [2.0] * 6, 0.65) == 12.0
+    assert page.seconds_to(run, [2.0] * 6, 0.8) is None  # one lucky round is not enough
 
 
-def test_old_records_without_cpu_time_count_the_usual_round_of_their_stage(tiny: Tiny, apart: Path) -> None:
+def test_old_records_without_cpu_time_count_the_usual_round_of_their_stage(
+    tiny: Tiny, apart: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tiny("fedavg", "clients", rounds=1)
     work = [("warm-up", 9.0), ("main", 1.0), ("main", 600.0), ("main", 2.0)]  # the machine was stopped meanwhile
     records = [{"stage": stage, "step": k, "work": seconds} for k, (stage, seconds) in enumerate(work)]
     (run.folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert page.costs(run) == [9.0, 2.0, 2.0, 2.0]
+    for cores, expected in (("1 of 2", [9.0, 2.0, 2.0, 2.0]), ("2 of 2", None)):
+        monkeypatch.setattr(page, "made", lambda _, cores=cores: {"machine": f"a processor, {cores} cores"})
+        assert page.costs(run) == expected

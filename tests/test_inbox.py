@@ -91,3 +91,16 @@ def test_a_run_with_all_replies_on_disk_is_the_same_run(
     assert [r["clients_accuracy"] for r in aside.records] == [r["clients_accuracy"] for r in plain.records]
     assert [r["bytes_up"] for r in aside.records] == [r["bytes_up"] for r in plain.records]
     assert not (aside.folder / "replies").exists()
+    assert not (plain.folder / "replies").exists()
+    assert all(record["cpu_seconds"] > 0 for run in (plain, aside) for record in run.records)
+
+
+def test_what_is_sent_to_many_is_written_once(tmp_path: Path) -> None:
+    model, written = {"w": torch.ones(3)}, dict[int, OnDisk]()
+    parcels = [
+        payload.pack({"model": model, "own": {"w": torch.full((3,), float(k))}}, tmp_path / f"{k}", written)
+        for k in range(3)
+    ]
+    assert len({parcel.groups["model"].path for parcel in parcels}) == 1
+    assert [payload.weights_in(parcel.open(), "own")["w"][0].item() for parcel in parcels] == [0.0, 1.0, 2.0]
+    assert len(list(tmp_path.iterdir())) == 4

@@ -252,6 +252,16 @@ def fix_and_mix(net: Net, x: Tensor, y: Tensor) -> float:
     )
 
 
+def test_who_else_adds_a_loss_may_look_at_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixup, "live_taps_only", lambda *_: pytest.fail("live taps alone"))
+    net = net_for(28).train()
+    x, y = torch.randn(4, 1, 28, 28, generator=seeded(1)), torch.arange(4)
+    settings = {"strong": lambda x, _: x, "weak": lambda x, _: x, "weight": 0.0, "shape": 0.75, "clip": 1.0}
+    for also in ({"also": lambda: net.layer4[0].conv1.weight.sum()}, {"strong_term": lambda *_: net.fc.bias.sum()}):
+        own = {"optimizer": sgd(net, lr=0.01), "epochs": 1, "batch": 4, "generator": seeded(3)}
+        assert fit_fix_and_mix(net, (x, y), (x, y), **settings, **own, **also) > 0
+
+
 @pytest.mark.parametrize(("module", "train"), [(consistency, batch_wise), (mixup, fix_and_mix)])
 def test_loops_of_several_passes_a_step_may_train_live_taps_alone(
     module: ModuleType, train: Callable[[Net, Tensor, Tensor], float], monkeypatch: pytest.MonkeyPatch

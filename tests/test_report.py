@@ -273,7 +273,11 @@ def test_each_state_is_said(some: Callable[..., Path], tmp_path: Path) -> None:
         assert told[name][0] == state, (name, told[name])
         assert words in told[name][1]
     assert by_name(data)["stopped"]["reproduce"][0]["command"].startswith("tacit resume ")
-    assert by_name(data)["stopped-sites"]["reproduce"][0]["command"].startswith("tacit site run ")
+    on, again = (way["command"] for way in by_name(data)["stopped-sites"]["reproduce"][:2])
+    assert on.startswith("tacit site run --home HOME --sites NAMES ")
+    assert on.endswith("stopped-sites --resume")
+    assert again.startswith("tacit site run ")
+    assert again.endswith("--out runs/again")
     page = build(data)
     for run in data["runs"]:
         assert run["says"] in page

@@ -75,6 +75,7 @@ def test_kill_nine_at_three_moments(backend: str, whole: Run, tmp_path: Path) ->
     assert process.returncode == 0, output
     assert digest(Run(folder)) == digest(whole)
     assert timeless(Run(folder)) == timeless(whole)
+    assert not (folder / "replies").exists()
 
 
 def test_control_c_says_how_to_go_on(whole: Run, tmp_path: Path) -> None:

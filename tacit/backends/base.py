@@ -18,7 +18,7 @@ from tacit.payload import Payload, Weights, at_hand, nbytes, set_aside
 from tacit.pieces.train import predict
 from tacit.sides import Client, Labeled, Moment, Setup, Shard, Workbench
 
-IN_MEMORY = 1 << 29  # bytes of replies: the eleven ResNet-18s of an ordinary round need no disk
+IN_MEMORY = 1 << 29  # bytes of replies: the eleven ResNet-18s of an ordinary round need not be read from disk
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Outcome:
     audit: dict[str, list[float]] | None
     seconds: float
     fault: str = ""  # why there is no reply: the site was gone, or its answer was refused
-    cpu: float = 0.0  # seconds of computing, where this is known
+    cpu: float | None = None  # seconds of computing, where they are known
 
 
 class Backend(Protocol):
@@ -67,7 +67,7 @@ def waves(tasks: Sequence[Task]) -> Iterator[list[tuple[int, Task]]]:
 
 
 class Inbox:
-    """The replies of a round until they are merged: in memory if all of them fit there, else all on disk."""
+    """The replies of a round until they are merged: at hand if all of them fit into memory, else each on disk."""
 
     def __init__(self, folder: Path, budget: int = IN_MEMORY) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class Inbox:
     def put(self, place: int, outcome: Outcome) -> None:
         """Take in the reply to the task at this place."""
         send = outcome.reply.send
-        many = nbytes(send) * self.expected > self.budget  # replies are about equally large
+        many = nbytes(send) * self.expected > self.budget  # taking all for as large as this one
         send = set_aside(send, self.path(place)) if many else at_hand(send)
         self.outcomes[place] = dataclasses.replace(outcome, reply=dataclasses.replace(outcome.reply, send=send))
 

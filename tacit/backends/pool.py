@@ -28,7 +28,7 @@ from tacit.evaluate import PREDICT_BATCH
 from tacit.experiment import Experiment
 from tacit.kept import Census, Kept
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Parcel, Weights, at_hand, pack
+from tacit.payload import OnDisk, Parcel, Weights, at_hand, pack
 from tacit.sides import Moment
 
 T = TypeVar("T")
@@ -120,22 +120,19 @@ class PoolBackend:
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
         self.census.forget(moment.step)
         self.inbox.open(len(tasks))
+        written: dict[int, OnDisk] = {}  # what many clients are sent alike is written once
         for number, wave in enumerate(waves(tasks)):
             futures: dict[Future[tuple[Parcel, Outcome]], int] = {}
-            parcels: dict[object, Parcel] = {}  # what many clients are sent alike is packed once
             for place, task in sorted(wave, key=lambda pair: -self._expected(pair[1].client)):
-                same = tuple((name, id(value)) for name, value in task.send.items())
-                if same not in parcels:
-                    parcels[same] = pack(task.send, self.inbox.path(f"task-{place}"))
-                answer = self.inbox.path(place)
-                future = self._submit(_run, moment, number, task.client, task.group, parcels[same], answer)
+                send, answer = pack(task.send, self.inbox.path(f"task-{place}"), written), self.inbox.path(place)
+                future = self._submit(_run, moment, number, task.client, task.group, send, answer)
                 futures[future] = place
             waiting = set(futures)
             while waiting:
                 ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in ready:
-                    send, bare = self._result(future)
-                    reply: Reply = replace(bare.reply, send=send.open())
+                    sent, bare = self._result(future)
+                    reply: Reply = replace(bare.reply, send=sent.open())
                     self.inbox.put(futures.pop(future), replace(bare, reply=reply))  # no future holds on to it
                     self.seconds[reply.client] = bare.seconds
                     done(len(self.inbox))

@@ -154,3 +154,4 @@ class RayBackend:
             self.ray.kill(worker)
         if self.started_here:
             self.ray.shutdown()
+        self.inbox.clear()

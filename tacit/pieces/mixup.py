@@ -111,12 +111,12 @@ def fit_fix_and_mix(
 
     model.train()
     mean = math.nan
-    reads_no_weights = also is None and strong_term is None
+    alone = also is None and strong_term is None  # who else adds a loss may look at the weights
     for _ in range(epochs):
         total, seen = torch.zeros((), device=images.device), 0
         ours = viewed_batches(images, batch, both if weight > 0 else strong, generator)
         partners = viewed_batches(others, batch, weak, generator) if weight > 0 else None
-        with live_taps_only(model, optimizer) if reads_no_weights else nullcontext():
+        with live_taps_only(model, optimizer) if alone else nullcontext():
             for which, views in ours:
                 mixed: Tensor | float = 0.0
                 if partners is not None:

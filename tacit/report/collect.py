@@ -247,9 +247,12 @@ def _results(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | 
 
 
 def _reproduce(folder: Path, state: str, at_sites: bool) -> list[dict[str, str]]:
-    """Commands to copy; of a run over real sites, those for the server's machine, while the sites have joined."""
+    """Commands to copy; of a run over real sites, those for the server's machine, while the sites have joined.
+
+    Names of sites are for the server alone, and a page may be passed on.
+    """
     place, experiment = shlex.quote(str(folder)), shlex.quote(str(folder / "experiment.toml"))
-    words = "tacit site run" if at_sites else "tacit run"
+    words = "tacit site run --home HOME --sites NAMES" if at_sites else "tacit run"
     ways = [
         {
             "what": "Run it again (the same numbers on the same kind of CPU)",
@@ -257,7 +260,7 @@ def _reproduce(folder: Path, state: str, at_sites: bool) -> list[dict[str, str]]
         }
     ]
     if state == "stopped":
-        on = f"tacit site run {experiment} --out {place} --resume" if at_sites else f"tacit resume {place}"
+        on = f"{words} {experiment} --out {place} --resume" if at_sites else f"tacit resume {place}"
         ways.insert(0, {"what": "Go on with it", "command": on})
     ways.append({"what": "Make this page again", "command": f"tacit report {place} -o report.html"})
     return ways
