@@ -100,18 +100,22 @@ def weights_in(payload: Mapping[str, Value], name: str) -> Weights:
     return value
 
 
-def set_aside(payload: Mapping[str, Value], path: Path, written: dict[int, OnDisk] | None = None) -> Payload:
+# What was written before, by identity; the group is held, so that no other can take its place in memory.
+Written = dict[int, tuple[Weights, OnDisk]]
+
+
+def set_aside(payload: Mapping[str, Value], path: Path, written: Written | None = None) -> Payload:
     """The same payload with its groups of tensors in files beside this path; what is small stays in memory.
 
-    `written` remembers by identity what was written before, so that no group is written twice.
+    `written` remembers, so that no group is written twice.
     """
-    known = {} if written is None else written
+    known: Written = {} if written is None else written
     aside: Payload = {}
     for name, value in payload.items():
         if isinstance(value, dict):
             if id(value) not in known:
-                known[id(value)] = OnDisk(path.with_name(f"{path.stem}-{name}{path.suffix}"), value)
-            aside[name] = known[id(value)]
+                known[id(value)] = value, OnDisk(path.with_name(f"{path.stem}-{name}{path.suffix}"), value)
+            aside[name] = known[id(value)][1]
         else:
             aside[name] = value
     return aside
@@ -139,7 +143,7 @@ class Parcel:
         return {name: values[name] for name in self.names}
 
 
-def pack(payload: Mapping[str, Value], path: Path, written: dict[int, OnDisk] | None = None) -> Parcel:
+def pack(payload: Mapping[str, Value], path: Path, written: Written | None = None) -> Parcel:
     """A parcel whose files lie beside this path. They must stay until it was opened; its tensors outlive them."""
     check(payload)
     aside = set_aside(payload, path, written)

@@ -96,7 +96,7 @@ def test_a_run_with_all_replies_on_disk_is_the_same_run(
 
 
 def test_what_is_sent_to_many_is_written_once(tmp_path: Path) -> None:
-    model, written = {"w": torch.ones(3)}, dict[int, OnDisk]()
+    model, written = {"w": torch.ones(3)}, payload.Written()
     parcels = [
         payload.pack({"model": model, "own": {"w": torch.full((3,), float(k))}}, tmp_path / f"{k}", written)
         for k in range(3)

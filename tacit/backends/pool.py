@@ -28,7 +28,7 @@ from tacit.evaluate import PREDICT_BATCH
 from tacit.experiment import Experiment
 from tacit.kept import Census, Kept
 from tacit.method import Reply, Stage, Task
-from tacit.payload import OnDisk, Parcel, Weights, at_hand, pack
+from tacit.payload import Parcel, Weights, Written, at_hand, pack
 from tacit.sides import Moment
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class PoolBackend:
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
         self.census.forget(moment.step)
         self.inbox.open(len(tasks))
-        written: dict[int, OnDisk] = {}  # what many clients are sent alike is written once
+        written: Written = {}  # what many clients are sent alike is written once
         for number, wave in enumerate(waves(tasks)):
             futures: dict[Future[tuple[Parcel, Outcome]], int] = {}
             for place, task in sorted(wave, key=lambda pair: -self._expected(pair[1].client)):
