@@ -1,6 +1,6 @@
 """`make bench`: speed and memory as ratios within one run. `make bench ONLY=round` runs one part.
 
-Everything goes to runs/bench.json; where all parts ran, also to evidence/bench.json and docs/speed.md.
+What a part measured replaces its older figures in evidence/bench.json, and docs/speed.md is made from all of them.
 """
 
 import importlib
@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from benchmarks.timing import Row
 PARTS = ("round", "workers", "clients", "views", "engine", "simulation", "buffers", "inference")
 COLUMNS = ("what", "median", "spread", "goal", "reached", "note")
 QUIET = 0.5  # a load above this is somebody else's work
-RUNS, EVIDENCE, PAGE = Path("runs"), Path("evidence"), Path("docs/speed.md")
+RECORD, PAGE = Path("evidence/bench.json"), Path("docs/speed.md")
 
 INTRO = """*This page is made by `make bench`; nobody types its numbers.* One part: `make bench ONLY=round`.
 
 What tacit takes is compared with something else in the same run, turn by turn, because the same machine is faster or
 slower from one minute to the next. Figures are medians, the spread is from the lowest turn to the highest. A goal is
-what we set out to reach; whether it was, is told beside it."""
+what we set out to reach; whether it was, is told beside it. A part may be older than the others: its commit is told."""
 
 
 def machine() -> dict[str, Any]:
@@ -62,20 +63,26 @@ def sentences(module: Any) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in (module.__doc__ or "").strip().split("\n\n"))
 
 
-def markdown(facts: dict[str, Any], results: dict[str, list[Row]]) -> str:
-    lines = ["# Speed and memory", "", INTRO, "", describe(facts), ""]
-    for name, rows in results.items():
+def markdown(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page, from what was measured of each part, whenever that was."""
+    lines = ["# Speed and memory", "", INTRO, ""]
+    for name in [name for name in PARTS if name in measured]:
         module = importlib.import_module(f"benchmarks.{name}")
-        lines += [f"## {module.TITLE}", "", sentences(module), ""]
+        lines += [f"## {module.TITLE}", "", sentences(module), "", describe(measured[name]["machine"]), ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-        lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
+        lines += ["| " + " | ".join(Row.of(row).cells()) + " |" for row in measured[name]["rows"]]
         lines.append("")
     return "\n".join(lines)
 
 
-def record(facts: dict[str, Any], results: dict[str, list[Row]]) -> str:
-    parts = {name: [row.record() for row in rows] for name, rows in results.items()}
-    return json.dumps({"machine": facts, "parts": parts}, indent=2, ensure_ascii=False) + "\n"
+def keep(name: str, facts: dict[str, Any], rows: list[Row]) -> None:
+    """Put a part's figures in the place of its older ones, and make the page anew."""
+    measured: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
+    measured[name] = {"machine": facts, "rows": [row.record() for row in rows]}
+    for path in (RECORD, PAGE):
+        path.parent.mkdir(exist_ok=True)
+    RECORD.write_text(json.dumps(measured, indent=2, ensure_ascii=False) + "\n")
+    PAGE.write_text(markdown(measured))
 
 
 def main(only: list[str]) -> None:
@@ -83,24 +90,15 @@ def main(only: list[str]) -> None:
         raise SystemExit(f"There is no part '{unknown[0]}'. There are: {', '.join(PARTS)}.")
     screen, facts = Console(), machine()
     screen.print(describe(facts), highlight=False)
-    results: dict[str, list[Row]] = {}
-    RUNS.mkdir(exist_ok=True)
     for name in only or PARTS:
         module, started = importlib.import_module(f"benchmarks.{name}"), time.perf_counter()
-        results[name] = module.measure()
+        rows = module.measure()
         table = Table(*COLUMNS, title=f"{module.TITLE} ({time.perf_counter() - started:.0f} s)")
-        for row in results[name]:
+        for row in rows:
             table.add_row(*row.cells())
         screen.print(table)
-        (RUNS / "bench.json").write_text(record(facts, results))
-    written = [RUNS / "bench.json"]
-    if not only:
-        EVIDENCE.mkdir(exist_ok=True)
-        (EVIDENCE / "bench.json").write_text(record(facts, results))
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(markdown(facts, results))
-        written += [EVIDENCE / "bench.json", PAGE]
-    screen.print(f"Written to {', '.join(map(str, written))}")
+        keep(name, facts, rows)
+    screen.print(f"Written to {RECORD} and {PAGE}")
 
 
 if __name__ == "__main__":

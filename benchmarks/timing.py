@@ -4,8 +4,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
 import torch
 
@@ -61,6 +61,16 @@ class Row:
 
     def record(self) -> dict[str, Any]:
         return {**asdict(self), "goal": self.goal, "reached": self.reached}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """The row that was recorded.
+
+        >>> row = Row("a / b", 2.0, at_least=1.5)
+        >>> Row.of(row.record()) == row
+        True
+        """
+        return cls(**{one.name: record[one.name] for one in fields(cls)})
 
 
 def figure(value: float, unit: str) -> str:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tacit.errors import TacitError
+from tacit.files import beside
 from tacit.files import write_atomically as write_atomically
 
 Weights = dict[str, Tensor]
@@ -211,6 +212,11 @@ def to_bytes(payload: Mapping[str, Value]) -> bytes:
     >>> from_bytes(to_bytes({"n": 3, "x": 0.5, "t": torch.tensor([7], dtype=torch.int64)}))
     {'n': 3, 'x': 0.5, 't': tensor([7])}
     """
+    return encode(*_parts(payload))
+
+
+def _parts(payload: Mapping[str, Value]) -> tuple[Weights, dict[str, str]]:
+    """What the file holds: tensors by their full names, and everything else for its header."""
     check(payload)
     order: list[object] = []
     for name, value in payload.items():
@@ -221,7 +227,7 @@ def to_bytes(payload: Mapping[str, Value]) -> bytes:
         else:  # floats as hex: JSON has no infinity, and not every writer keeps the last bit
             order.append([name, "int", int(value)] if isinstance(value, int) else [name, "float", value.hex()])
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors(payload)}
-    return encode(unshared(flat), metadata={"format": FORMAT, "order": json.dumps(order)})
+    return unshared(flat), {"format": FORMAT, "order": json.dumps(order)}
 
 
 def unshared(flat: Weights) -> Weights:
@@ -290,10 +296,11 @@ def _order(data: bytes, limits: Limits) -> list[list[Any]]:
 
 
 def write(path: Path, payload: Mapping[str, Value]) -> int:
-    """Write beside and rename, so that a reader sees the old file or the new one, never half of one."""
-    data = to_bytes(payload)
-    write_atomically(path, data)
-    return len(data)
+    """Write beside and rename: a reader sees the old file or the new one, never half of one. Returns its size."""
+    flat, header = _parts(payload)
+    with beside(path) as new:
+        save_file(flat, new, metadata=header)
+    return path.stat().st_size
 
 
 def read(path: Path) -> Payload:

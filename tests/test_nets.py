@@ -354,6 +354,9 @@ def test_folded_norms_change_nothing_but_the_time(name: str, bn: str, size: int)
     before = {key: value.clone() for key, value in net.state_dict().items()}
     x = images(9, 3, size)
     faster = folded(net)
+    if name == "resnet18" and size <= 32:
+        assert faster is net, "in the layout for few pixels a norm costs next to nothing"
+        return
     count = sum(isinstance(layer, nn.BatchNorm2d) for layer in faster.modules())
     assert count < sum(isinstance(layer, nn.BatchNorm2d) for layer in net.modules())
     with torch.inference_mode():

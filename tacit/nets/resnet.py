@@ -91,6 +91,8 @@ class ResNet18(Net):
         return self
 
     def norms_to_fold(self) -> list[tuple[nn.Module, str, str]]:
+        if self.channels_last:  # there a norm costs next to nothing
+            return []
         pairs: list[tuple[nn.Module, str, str]] = [(self, "conv1", "bn1")]
         for block in (module for module in self.modules() if isinstance(module, Block)):
             pairs += [(block, "conv1", "bn1"), (block, "conv2", "bn2")]
