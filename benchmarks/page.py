@@ -37,7 +37,7 @@ labels) and the order of methods. A published number stands beside ours where th
 
 *Last five* is the mean of the last five evaluated rounds, ± the standard deviation over seeds: single rounds swing. A
 claim *holds here* if the difference has its sign in every seed, *does not hold here* if its mean has the other sign,
-and is *open* if seeds disagree. At paper scale a table is one command:
+and is *open* if seeds disagree; one seed decides nothing. At paper scale a table is one command:
 `tacit compare recipes/cbafed/table1 --only fashion-mnist` (with `--scale tenth` a smaller one).
 """
 
@@ -81,7 +81,9 @@ def judge(claim: Mapping[str, Any], lines: Mapping[str, Result]) -> Finding:
     apart = [100 * (one.runs[seed][SCORE] - other.runs[seed][SCORE]) for seed in seeds]
     mean, listed = statistics.fmean(apart), ", ".join(f"{value:+.1f}" for value in apart)
     here = f"{mean:+.1f} points (seeds: {listed})" if len(apart) > 1 else f"{mean:+.1f} points, one seed"
-    if min(apart) > 0:
+    if len(apart) == 1:
+        verdict = "holds in one seed" if mean > 0 else "does not hold in one seed"
+    elif min(apart) > 0:
         verdict = "holds here"
     else:
         verdict = "does not hold here" if mean <= 0 else "open"
@@ -118,21 +120,30 @@ def still_moving(rows: Sequence[Row], limit: float = 0.01) -> str:
     )
 
 
+def by_stage(run: Run, what: str) -> list[float]:
+    """For each round the median of its stage: the machine was busy, or the run was stopped, now and then."""
+    values: dict[str, list[float]] = {}
+    for record in run.records:
+        values.setdefault(record["stage"], []).append(record[what])
+    usual = {stage: statistics.median(seconds) for stage, seconds in values.items()}
+    return [usual[record["stage"]] for record in run.records]
+
+
+def duration(run: Run) -> float:
+    """Seconds on the wall, evaluation included."""
+    return sum(by_stage(run, "seconds"))
+
+
 def costs(run: Run) -> list[float] | None:
     """CPU seconds of each round, all parties together, evaluation aside.
 
-    Older records have the time on the wall alone. That of one core will do: there a round counts as the median round of
-    its stage, because the machine was busy or stopped now and then. Of two cores nothing can be told (None).
+    Older records have the time on the wall alone. That of one core will do; of two cores nothing can be told (None).
     """
     if all(record.get("cpu_seconds") is not None for record in run.records):
         return [record["cpu_seconds"] for record in run.records]
     if ", 1 of " not in made(run.folder)["machine"]:
         return None
-    by_stage: dict[str, list[float]] = {}
-    for record in run.records:
-        by_stage.setdefault(record["stage"], []).append(record["work"])
-    usual = {stage: statistics.median(work) for stage, work in by_stage.items()}
-    return [usual[record["stage"]] for record in run.records]
+    return by_stage(run, "work")
 
 
 def seconds_to(run: Run, costs: Sequence[float], target: float) -> float | None:
@@ -177,7 +188,7 @@ def provenance(name: str, rows: Sequence[Row]) -> str:
     jobs = {job.folder: job for row in rows for job in row.jobs}
     facts = [made(folder) for folder in jobs]
     commits = ", ".join(dict.fromkeys(fact["commit"] for fact in facts))
-    minutes = sum((Run(folder).summary or {})["seconds"] for folder in jobs) / 60
+    minutes = sum(duration(Run(folder)) for folder in jobs) / 60
     seeds = max(len(row.jobs) for row in rows)
     machines = "; ".join(dict.fromkeys(fact["machine"] for fact in facts))
     return (
@@ -189,7 +200,7 @@ def provenance(name: str, rows: Sequence[Row]) -> str:
 def budget(parts: Parts) -> str:
     """What all of it took, as one sentence."""
     jobs = {job.folder: job for _, rows in parts.values() for row in finished(rows) for job in row.jobs}
-    hours = {folder: (Run(folder).summary or {})["seconds"] / 3600 for folder in jobs}
+    hours = {folder: duration(Run(folder)) / 3600 for folder in jobs}
     first = sum(hours[folder] for folder, job in jobs.items() if job.experiment.seed == 0)
     return (
         f"All of it is {len(jobs)} runs, {sum(hours.values()):.1f} hours one after the other (most of them on one core "
