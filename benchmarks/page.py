@@ -278,6 +278,8 @@ def method_table(method: str, parts: Parts) -> str:
     text = []
     for part, all_rows in parts.values():
         rows = finished(all_rows)
+        if not any(row.jobs[0].experiment.method["name"] == method for row in rows):
+            continue
         lines = [
             one
             for one in lines_of(rows).values()
