@@ -1,6 +1,7 @@
 """`make bench`: speed and memory as ratios within one run. `make bench ONLY=round` runs one part.
 
-What a part measured replaces its older figures in evidence/bench.json, and docs/speed.md is made from all of them.
+What a part measured replaces its older figures in evidence/bench.json, and docs/speed.md is made from all
+of them (`make bench ONLY=page` makes it alone).
 """
 
 import importlib
@@ -79,15 +80,22 @@ def keep(name: str, facts: dict[str, Any], rows: list[Row]) -> None:
     """Put a part's figures in the place of its older ones, and make the page anew."""
     measured: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
     measured[name] = {"machine": facts, "rows": [row.record() for row in rows]}
-    for path in (RECORD, PAGE):
-        path.parent.mkdir(exist_ok=True)
+    RECORD.parent.mkdir(exist_ok=True)
     RECORD.write_text(json.dumps(measured, indent=2, ensure_ascii=False) + "\n")
-    PAGE.write_text(markdown(measured))
+    write_page()
+
+
+def write_page() -> None:
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(markdown(json.loads(RECORD.read_text())))
 
 
 def main(only: list[str]) -> None:
+    if only == ["page"]:
+        write_page()
+        return
     if unknown := [name for name in only if name not in PARTS]:
-        raise SystemExit(f"There is no part '{unknown[0]}'. There are: {', '.join(PARTS)}.")
+        raise SystemExit(f"There is no part '{unknown[0]}'. There are: {', '.join(PARTS)}, and page.")
     screen, facts = Console(), machine()
     screen.print(describe(facts), highlight=False)
     for name in only or PARTS:

@@ -145,6 +145,10 @@ def test_rows_say_whether_the_goal_is_reached() -> None:
     assert Row("same", 1.0, "yes", at_least=1.0).cells() == ("same", "yes", "", "yes", "yes", "")
 
 
+def test_the_page_is_that_of_the_records() -> None:
+    assert bench.PAGE.read_text() == bench.markdown(json.loads(bench.RECORD.read_text())), "run: make bench ONLY=page"
+
+
 def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench, "PARTS", ("views",))
