@@ -11,10 +11,13 @@ def beside(path: Path) -> Iterator[Path]:
     """Where to write. Then it is flushed to disk and renamed: a kill or a power cut leaves the old file or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}")
-    yield new
-    with new.open("rb") as file:
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)  # half a file, where something went wrong
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -24,6 +24,17 @@ from tacit.files import write_atomically as write_atomically
 Weights = dict[str, Tensor]
 
 
+def save(flat: Weights, path: Path, header: dict[str, str] | None = None) -> None:
+    """One safetensors file; where it cannot be written, who reads the error can do something about it."""
+    try:
+        save_file(flat, path, metadata=header)
+    except SafetensorError as error:
+        raise TacitError(
+            f"{path} cannot be written: {error}. Make room on that disk, or move the run's folder to another one; "
+            "finished rounds are saved: go on with --resume."
+        ) from error
+
+
 class OnDisk(Mapping[str, Tensor]):
     """A group of tensors that lies in a file; each is read when it is asked for, and held by nobody."""
 
@@ -33,7 +44,7 @@ class OnDisk(Mapping[str, Tensor]):
         self.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in group.values())
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # a new file: whoever has mapped an old one keeps what it had
-        save_file(unshared({name: tensor.detach().cpu().contiguous() for name, tensor in group.items()}), path)
+        save(unshared({name: tensor.detach().cpu().contiguous() for name, tensor in group.items()}), path)
 
     def __getitem__(self, name: str) -> Tensor:
         with safe_open(self.path, framework="pt") as file:
@@ -299,7 +310,7 @@ def write(path: Path, payload: Mapping[str, Value]) -> int:
     """Write beside and rename: a reader sees the old file or the new one, never half of one. Returns its size."""
     flat, header = _parts(payload)
     with beside(path) as new:
-        save_file(flat, new, metadata=header)
+        save(flat, new, header)
     return path.stat().st_size
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from runs import digest
 from tacit import payload
 from tacit.backends import base
 from tacit.backends.base import Inbox, Outcome
+from tacit.errors import TacitError
 from tacit.method import Reply, mean_model
 from tacit.payload import OnDisk, weights_in
 from tacit.record import Run
@@ -93,6 +95,22 @@ def test_a_run_with_all_replies_on_disk_is_the_same_run(
     assert not (aside.folder / "replies").exists()
     assert not (plain.folder / "replies").exists()
     assert all(record["cpu_seconds"] > 0 for run in (plain, aside) for record in run.records)
+
+
+def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(flat: object, path: Path, **more: object) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("No space left on device")
+
+    payload.write(tmp_path / "state.safetensors", {"n": 1})
+    monkeypatch.setattr(payload, "save_file", full)
+    for write in (payload.pack, lambda send, path: payload.write(path, send)):
+        with pytest.raises(TacitError, match=r"cannot be written: No space left.*Make room") as caught:
+            write({"model": {"w": torch.ones(3)}}, tmp_path / "state.safetensors")
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it comes back from a worker"
+    monkeypatch.undo()
+    assert payload.read(tmp_path / "state.safetensors") == {"n": 1}, "the old content"
+    assert not list(tmp_path.glob(".*")), "half a file"
 
 
 def test_what_is_sent_to_many_is_written_once(tmp_path: Path) -> None:
