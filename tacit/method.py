@@ -53,6 +53,7 @@ class _Sent:
 class Task(_Sent):
     """What goes down to one client. A client may get several in a round, in different groups; they run in turn.
 
+    >>> import torch
     >>> Task(0, {"model": {"w": torch.zeros(1)}, "thresholds": torch.ones(2)}).tensor("thresholds")
     tensor([1., 1.])
     """
