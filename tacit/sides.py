@@ -243,6 +243,7 @@ RECORDED = frozenset(
         "bytes_up",
         "kept_bytes",
         "client_metrics",
+        "cpu",
         "seconds",
         "cpu_seconds",
         "phases",

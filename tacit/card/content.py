@@ -273,11 +273,13 @@ def _limits(page: Document, plan: "Plan", figures: Mapping[str, Any], descriptio
 
 def _again(page: Document, plan: "Plan", summary: Mapping[str, Any]) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    cpus = " and ".join(summary.get("cpu", []))
+    types = f" ({cpus}; another type of CPU gives slightly other numbers)" if cpus else ""
     page.add(
         Heading("How to reproduce it"),
         Text(
             "Save this as `experiment.toml` (paths of your own data are shortened here; the run's folder has them in "
-            f"full) and run `tacit run experiment.toml`. Made with {versions}, on {summary['device']}. Data "
+            f"full) and run `tacit run experiment.toml`. Made with {versions}, on {summary['device']}{types}. Data "
             f"fingerprint `{plan.dataset.fingerprint}`."
         ),
         Code(shareable(plan.experiment).to_toml()),
