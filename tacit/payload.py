@@ -98,12 +98,16 @@ def tensors(payload: Mapping[str, Value]) -> Iterator[tuple[str, Tensor]]:
                 yield f"{name}/{inner}", tensor
 
 
-def weights_in(payload: Mapping[str, Value], name: str) -> Weights:
-    """The group of tensors with this name, for a caller that needs a group and nothing else.
+def weights_in(payload: Mapping[str, Value], name: str, missing: Weights | None = None) -> Weights:
+    """The group of tensors with this name, for a caller that needs a group and nothing else; or what stands for it.
 
     >>> weights_in({"model": {"w": torch.zeros(1)}}, "model")
     {'w': tensor([0.])}
+    >>> weights_in({}, "momentum", missing={})
+    {}
     """
+    if missing is not None and name not in payload:
+        return missing
     value = payload[name]
     if isinstance(value, OnDisk):
         return value.read()

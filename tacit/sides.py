@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from tacit import nets, seeds
 from tacit.experiment import Net, Participation, Train
 from tacit.payload import Weights
-from tacit.pieces.descent import SGD, sgd
+from tacit.pieces.descent import SGD, give_momentum, sgd
 from tacit.pieces.statistics import recompute_statistics
-from tacit.pieces.train import cosine, fit, predict, weights_of
+from tacit.pieces.train import View, cosine, fit, predict, weights_of
 from tacit.views import Views
 
 
@@ -149,11 +149,16 @@ class Side:
             return cosine(rate, max(self.round, 0) / max(self.rounds, 1))  # round -1: before the first
         return rate
 
-    def optimizer(self, model: nn.Module, lr: float | None = None) -> SGD:
-        """SGD as the experiment says, at this round's learning rate unless another is given."""
+    def optimizer(self, model: nn.Module, lr: float | None = None, momentum: Weights | None = None) -> SGD:
+        """SGD as the experiment says, at this round's learning rate unless another is given.
+
+        `momentum`: by parameter name, to go on with (`momentum_of`); nothing there, nothing to go on with.
+        """
         settings = self.train
         rate = self.learning_rate if lr is None else lr
-        return sgd(model, rate, settings.momentum, settings.weight_decay, settings.nesterov)
+        optimizer = sgd(model, rate, settings.momentum, settings.weight_decay, settings.nesterov)
+        give_momentum(model, optimizer, momentum or {})
+        return optimizer
 
     @property
     def epochs(self) -> int:
@@ -182,6 +187,30 @@ class Side:
             clip=self.train.clip,
             generator=self.rng("labeled views"),
             after_epoch=after_epoch,
+        )
+
+    def fit(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        view: View,
+        optimizer: torch.optim.Optimizer,
+        generator: torch.Generator,
+        epochs: int | None = None,
+    ) -> float:
+        """Train on any labelled images, such as those with pseudo-labels, at the experiment's batch size and clip."""
+        return fit(
+            model,
+            images,
+            labels,
+            view=view,
+            optimizer=optimizer,
+            epochs=self.epochs if epochs is None else epochs,
+            batch=self.train.batch,
+            clip=self.train.clip,
+            generator=generator,
         )
 
     def predict(self, model: nn.Module, images: Tensor) -> Tensor:

@@ -63,6 +63,10 @@ class Views:
         """(value / 255 − mean) / std for each channel: what `plain` does, for raw views."""
         return self.plain(images)
 
+    def plain_view(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """As `plain`: a view without chance, for a training loop that wants a view."""
+        return self.plain(images)
+
     def weak_view(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """A weak view of each image, normalised."""
         return self._in_pieces(images, self._weaken, draw(len(images), WEAK_NUMBERS, generator))

@@ -19,7 +19,7 @@ from tacit.method import Reply, Task
 from tacit.methods.bsemifl import BSemiFL
 from tacit.methods.semifl import SemiFL
 from tacit.payload import Payload, tensor_in, weights_in
-from tacit.pieces.ensemble import Strategy, closeness, ensemble, share_by_closeness
+from tacit.methods.bsemifl import Strategy, closeness, ensemble, share_by_closeness
 from tacit.record import Run
 from tacit.sides import Client, Hub, Labelling, Moment, Workbench
 

@@ -15,7 +15,7 @@ from tacit import sides
 from tacit.experiment import Net, Participation, Train, resolve
 from tacit.method import Reply, Task
 from tacit.methods import _pseudo
-from tacit.methods.cbafed import CBAFed, WarmUp
+from tacit.methods.cbafed import CBAFed, CBAFedWarmUp
 from tacit.payload import tensor_in, weights_in
 from tacit.pieces.train import weights_of
 from tacit.record import Run
@@ -160,7 +160,7 @@ def test_the_warm_up_hands_over_model_anchor_and_counts() -> None:
     assert weights_in(state, "anchor")["w"].item() == weights_in(state, "model")["w"].item() == 7.0
     assert tensor_in(state, "counts").tolist() == [1, 2, 3, 4]
     (stage,) = CBAFed().before()
-    assert isinstance(stage.method, WarmUp)
+    assert isinstance(stage.method, CBAFedWarmUp)
     assert (stage.rounds, stage.method.labeled_epochs, stage.method.residual_server) == (1, 501, 0.8)  # Eq. 3: alpha_1
     assert [t.client for t in stage.method.server_send({"model": {}}, hub(0))] == [0]
 

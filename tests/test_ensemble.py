@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tacit.pieces.ensemble import agree, closeness, ensemble, share_by_closeness, share_by_strategy
+from tacit.methods.bsemifl import agree, closeness, ensemble, share_by_closeness, share_by_strategy
 
 GLOBAL = torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.3, 0.6]])
 LOCAL = torch.tensor([[0.2, 0.8, 0.0], [0.8, 0.2, 0.0]])

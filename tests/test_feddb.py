@@ -18,7 +18,7 @@ from tacit.payload import tensor_in, weights_in
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias
 from tacit.pieces.descent import sgd
-from tacit.pieces.full_batch import cross_entropy_parts, descend_in_parts, paired_batches
+from tacit.methods.feddb import cross_entropy_parts, descend_in_parts, paired_batches
 from tacit.pieces.label import confident
 from tacit.record import Run
 from tacit.sides import Client, Hub, Moment, Workbench

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from runs import digest
 from tacit.method import Reply, Task
-from tacit.methods.fedirm import FedIRM, WarmUp
+from tacit.methods.fedirm import FedIRM, FedIRMWarmUp
 from tacit.payload import Payload, first_not_finite, tensor_in, tensors, weights_in
-from tacit.pieces.relation import (
+from tacit.methods.fedirm import (
     RelatedLabels,
     dropout_entropy,
     entropy_limit,
@@ -243,7 +243,7 @@ def test_who_tells_what() -> None:
     assert known_rows(tensor_in(both.send, "relation")).tolist() == [True, True, False, True]
     assert (unlabelled.examples, both.examples) == (20, 24)
     assert set(unlabelled.keep) == set(both.keep) == {"teacher"}
-    warm = WarmUp().client_train(task, {}, by_hand.client(world, by_hand.shard([0, 1, 3, 3], 20)))
+    warm = FedIRMWarmUp().client_train(task, {}, by_hand.client(world, by_hand.shard([0, 1, 3, 3], 20)))
     assert (set(warm.send), warm.keep, warm.examples) == ({"model", "relation"}, {}, 4)
 
 

@@ -18,7 +18,7 @@ from tacit.method import Reply, Task
 from tacit.methods.fedmatch import FedMatch
 from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import stacked
-from tacit.pieces.agreement import (
+from tacit.methods.fedmatch import (
     advice_of,
     agreed_labels,
     helpers_of,
@@ -27,7 +27,7 @@ from tacit.pieces.agreement import (
     noise_image,
     refreshed,
 )
-from tacit.pieces.decompose import Decomposed, cut_small, disjoint_batches, disjoint_penalty, joined
+from tacit.methods.fedmatch import Decomposed, cut_small, disjoint_batches, disjoint_penalty, joined
 from tacit.pieces.descent import descend, sgd
 from tacit.recipes import known_recipes, load_recipe
 from tacit.record import Run

@@ -19,8 +19,8 @@ from tacit.methods.fl2 import FL2
 from tacit.methods.semifl import SemiFL
 from tacit.payload import Weights, weights_in
 from tacit.pieces import sharpness
-from tacit.pieces.mixup import fit_fix_and_mix
-from tacit.pieces.sharpness import ETA, asam_perturbation, consistency_term, masked_divergence, sharpness_consistency
+from tacit.methods.semifl import fit_fix_and_mix
+from tacit.methods.fl2 import ETA, asam_perturbation, consistency_term, masked_divergence, sharpness_consistency
 from tacit.pieces.statistics import still_statistics
 from tacit.pieces.train import weights_of
 from tacit.record import Run

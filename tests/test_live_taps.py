@@ -16,7 +16,7 @@ from tacit.pieces import consistency, mixup
 from tacit.pieces.consistency import FixedThreshold, TwoViews, learn_by_batch
 from tacit.pieces.descent import descend, give_momentum, live_taps_only, momentum_of, sgd
 from tacit.pieces.live_taps import LiveConvolution, TappedConv2d, convolve, live_taps, normalise
-from tacit.pieces.mixup import fit_fix_and_mix
+from tacit.methods.semifl import fit_fix_and_mix
 from tacit.pieces.statistics import recompute_statistics
 from tacit.pieces.train import weights_of
 

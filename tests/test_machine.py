@@ -13,7 +13,7 @@ from tacit.engine import Plan, Silence, run_experiment
 from tacit.experiment import resolve
 from tacit.machine import cpu_type
 from tacit.pieces.aggregate import gradient_diversity
-from tacit.pieces.consensus import model_distance
+from tacit.methods.rscfed import model_distance
 from tacit.pieces.train import weights_of
 
 

@@ -19,7 +19,7 @@ from tacit.payload import Weights, weights_in
 from tacit.pieces import mixup
 from tacit.pieces.descent import give_momentum, momentum_of, sgd
 from tacit.pieces.label import PseudoLabels
-from tacit.pieces.mixup import beta_share, fit_fix_and_mix, mix_set
+from tacit.methods.semifl import beta_share, fit_fix_and_mix, mix_set
 from tacit.pieces.statistics import pooled_statistics, recompute_statistics
 from tacit.pieces.train import weights_of
 from tacit.record import Run

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tacit.pieces.simplex import (
+from tacit.methods.feddb import (
     away_from_uniform,
     balancing_weights,
     exact_weights,

@@ -14,7 +14,7 @@ from tacit.data.federation import load_dataset
 from tacit.engine import stages_of
 from tacit.errors import TacitError
 from tacit.experiment import pick_device
-from tacit.methods._diffusion import Diffusion
+from tacit.methods.ddrfed.gdgm import Diffusion
 from tacit.payload import Weights, weights_in, write_atomically
 from tacit.pictures import png, sheet
 from tacit.pieces.train import weights_of

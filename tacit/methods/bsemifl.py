@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from tacit.method import Count, NotNegative, Reply, Share, Task
 from tacit.methods.semifl import SemiFL
 from tacit.payload import Payload, tensor_in, weights_in
-from tacit.pieces.ensemble import Strategy, agree, closeness, ensemble, share_by_strategy
 from tacit.pieces.label import PseudoLabels, class_counts
 from tacit.sides import Client, Hub
+
+Strategy = Literal["bayes", "average", "vote", "random", "global", "local"]
+TINY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -101,3 +103,68 @@ class BSemiFL(SemiFL):
         share = share_by_strategy(self.strategy, near_global, near_local, me.rng("shares"))  # Eq. 14
         label, sure = self.believe(ensemble(probs, local, share))  # Eq. 15, Eq. 2
         return PseudoLabels(label, sure & agree(probs, local) if self.strategy == "vote" else sure), share
+
+
+# --- Closeness and the ensemble of the two models --------------------------------------------------------------------
+
+
+def closeness(probs: Tensor, sums: Tensor, prior: Tensor, with_sample: bool = True) -> Tensor:
+    """How close a model is to each image: Σ_k prior(k) · f(k)/(f(k) + Q(k)) (BSemiFL Eq. 11–13), [N, K] → [N].
+
+    `sums` [K] is Q: the model's predictions, summed over the data that it was trained on. Without the sample, the
+    denominator is Q(k) alone, as Algorithm 1 prints it for the local model.
+
+    >>> probs, sums, prior = torch.tensor([[0.5, 0.5]]), torch.tensor([1.5, 4.5]), torch.tensor([0.8, 0.2])
+    >>> closeness(probs, sums, prior)                                        # 0.8 · 0.5/2 + 0.2 · 0.5/5
+    tensor([0.2200])
+    >>> closeness(probs, sums, prior, with_sample=False)                     # 0.8 · 0.5/1.5 + 0.2 · 0.5/4.5
+    tensor([0.2889])
+    """
+    sums, prior = sums.to(probs), prior.to(probs)
+    below = probs + sums if with_sample else sums.expand_as(probs)
+    return (prior * probs / below.clamp(min=TINY)).sum(dim=1)
+
+
+def share_by_closeness(global_closeness: Tensor, local_closeness: Tensor) -> Tensor:
+    """The global model's share α of a label (BSemiFL Eq. 14); a half where neither model is close at all.
+
+    >>> share_by_closeness(torch.tensor([0.3, 0.3, 0.0]), torch.tensor([0.1, 0.0, 0.0]))
+    tensor([0.7500, 1.0000, 0.5000])
+    """
+    both = global_closeness + local_closeness
+    return torch.where(both > 0, global_closeness / both.clamp(min=torch.finfo(both.dtype).tiny), 0.5)
+
+
+def share_by_strategy(
+    strategy: Strategy, global_closeness: Tensor, local_closeness: Tensor, generator: torch.Generator
+) -> Tensor:
+    """The global model's share of each image's label by one of the strategies that BSemiFL compares (Fig. 5a).
+
+    >>> near, far = torch.tensor([0.3]), torch.tensor([0.1])
+    >>> [share_by_strategy(s, near, far, torch.Generator()).item() for s in ("bayes", "average", "global", "local")]
+    [0.75, 0.5, 1.0, 0.0]
+    """
+    if strategy == "bayes":
+        return share_by_closeness(global_closeness, local_closeness)
+    if strategy == "random":
+        return torch.rand(len(global_closeness), generator=generator).to(global_closeness)
+    fixed = {"average": 0.5, "vote": 0.5, "global": 1.0, "local": 0.0}
+    return torch.full_like(global_closeness, fixed[strategy])
+
+
+def ensemble(global_probs: Tensor, local_probs: Tensor, share: Tensor) -> Tensor:
+    """α f_global + (1 − α) f_local, α for each image (BSemiFL Eq. 15).
+
+    >>> ensemble(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([0.75]))
+    tensor([[0.7500, 0.2500]])
+    """
+    return share[:, None] * global_probs + (1.0 - share[:, None]) * local_probs
+
+
+def agree(global_probs: Tensor, local_probs: Tensor) -> Tensor:
+    """Where both models name the same class: `vote` labels those images only.
+
+    >>> agree(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([[0.6, 0.4], [0.4, 0.6]]))
+    tensor([ True, False])
+    """
+    return global_probs.argmax(dim=1) == local_probs.argmax(dim=1)

@@ -1,6 +1,7 @@
 """CBAFed: fixed pseudo-labels, class-balanced thresholds, discovery of tail classes, residual weight connection."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -9,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
-from tacit.methods._pseudo import as_it_is, debiased, learn_batches, learn_fixed, optimizer_with
+from tacit.methods.fixmatch import Accept
 from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import residual, shares
-from tacit.pieces.consistency import ClassBalanced, Rule
+from tacit.pieces.consistency import endless_batches, learn_by_batch, two_view_batches
+from tacit.pieces.debias import average_prediction, debiasing
 from tacit.pieces.descent import SGD, momentum_of
-from tacit.pieces.label import class_counts
-from tacit.pieces.threshold import balanced_thresholds, class_shares, tail_classes
+from tacit.pieces.label import PseudoLabels, class_counts
+from tacit.pieces.loss import masked_cross_entropy
+from tacit.pieces.threshold import class_shares
 from tacit.pieces.train import pull_back
 from tacit.sides import Client, Hub, Side
 
@@ -59,8 +62,17 @@ class CBAFed(Method):
         "paper": {"rounds": 500, "net.name": "resnet18", "net.norm": "bn", "views.weak": "resize-crop"},
         "released": {"rounds": 501, "keep_momentum": True, "tail_plain": True, "views.flip": "yes"},
         "several": {"warmup": 50, "warmup_epochs": 11},  # several labelled parties: they must meet now and then
-        "smoke": {"warmup": 2, "warmup_epochs": 3, "labeled_epochs": 3, "residual_every": 1, "train.lr": 0.1}
-        | {"unlabeled_lr": 0.1, "base": 0.6, "tail": 0.8, "keep_momentum": True},
+        "smoke": {
+            "warmup": 2,
+            "warmup_epochs": 3,
+            "labeled_epochs": 3,
+            "residual_every": 1,
+            "train.lr": 0.1,
+            "unlabeled_lr": 0.1,
+            "base": 0.6,
+            "tail": 0.8,
+            "keep_momentum": True,
+        },
     }
 
     def effort(self, epochs: int) -> tuple[int, int]:
@@ -68,7 +80,7 @@ class CBAFed(Method):
 
     def before(self) -> tuple[Stage, ...]:
         changes = {"labeled_epochs": self.warmup_epochs, "residual_server": self.residual_client, "warmup": 0}  # Eq. 3
-        warm_up = WarmUp(**{**dataclasses.asdict(self), **changes})
+        warm_up = CBAFedWarmUp(**{**dataclasses.asdict(self), **changes})
         return (Stage("warm-up", warm_up, self.warmup),) if self.warmup else ()
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
@@ -87,17 +99,57 @@ class CBAFed(Method):
         weights = task.weights("model")
         if not len(me.shard.unlabeled):
             return self.learn_labels(weights, kept, me)
-        model = me.model(weights)
-        optimizer = optimizer_with(kept, model, me, me.scheduled(self.unlabeled_lr))
-        rule: Rule = ClassBalanced(task.tensor("thresholds"), self._tail(task.tensor("shares")))
-        if self.debias:
-            rule = debiased(rule, model, me)
-        if self.labels == "batch":
-            labels, loss = learn_batches(model, rule, optimizer, me, learned=None)
-        else:  # the kept views are fixed: what was labelled is what is learned
-            shown, learned = me.views.raw_weak, as_it_is(me.views.normalise)
-            labels, loss = learn_fixed(model, rule, optimizer, me, shown, learned, again=self.labels == "epoch")
+        model, images = me.model(weights), me.shard.unlabeled
+        optimizer = me.optimizer(model, me.scheduled(self.unlabeled_lr), weights_in(kept, "momentum", missing={}))
+        thresholds, tail = task.tensor("thresholds").to(me.device), self._tail(task.tensor("shares")).to(me.device)
+        debiased = debiasing(average_prediction(me.predict(model, images)), len(images)) if self.debias else None
+
+        def accept(index: Tensor, probs: Tensor) -> PseudoLabels:
+            label, accepted = balanced_labels(probs if debiased is None else debiased(probs), thresholds, tail)
+            me.audit(index, label, accepted)
+            return PseudoLabels(label, accepted)
+
+        learn = self.learn_by_batch if self.labels == "batch" else self.learn_fixed
+        labels, loss = learn(model, accept, optimizer, me)
         return self._reply(model, optimizer, labels, loss, me)
+
+    def learn_fixed(self, model: nn.Module, accept: Accept, optimizer: SGD, me: Client) -> tuple[Tensor, float]:
+        """One weak view of each image is labelled by the model as it is now; what is accepted stays fixed, and is
+        learned with the client's own labels: for the round, or anew for each epoch. Returns the labels and the loss.
+        """
+        images, labeled, generator = me.shard.unlabeled, me.shard.labeled, me.rng("unlabeled views")
+        times, epochs = (me.epochs, 1) if self.labels == "epoch" else (1, me.epochs)
+        labels, loss = labeled.labels, math.nan
+        for _ in range(times):
+            views = me.views.raw_weak(images, generator)
+            label, accepted = accept(torch.arange(len(images)), me.predict(model, views))
+            labels = torch.cat([label[accepted], labeled.labels])
+            fixed, as_it_is = (
+                torch.cat([views[accepted], me.views.raw_weak(labeled.images, generator)]),
+                me.views.plain_view,
+            )
+            loss = me.fit(model, fixed, labels, view=as_it_is, optimizer=optimizer, epochs=epochs, generator=generator)
+        return labels, loss
+
+    def learn_by_batch(self, model: nn.Module, accept: Accept, optimizer: SGD, me: Client) -> tuple[Tensor, float]:
+        """The ablation: each step labels its own batch, and learns on the very same views. Returns the last epoch's."""
+        images, labeled, weak = me.shard.unlabeled, me.shard.labeled, me.views.weak_view
+        own = endless_batches(labeled.images, labeled.labels, me.train.batch, weak, me.rng("labeled views"))
+        generator, learned, loss = me.rng("unlabeled views"), list[Tensor](), math.nan
+
+        def unlabeled_loss(index: Tensor, shown: Tensor, same: Tensor) -> Tensor:
+            with torch.no_grad():
+                probs = model(shown).softmax(dim=1)
+            logits = model(same)
+            label, accepted = accept(index, probs)
+            learned.append(label[accepted])
+            return masked_cross_entropy(logits, label, accepted)
+
+        for _ in range(me.epochs):
+            learned.clear()
+            epoch = two_view_batches(images, me.train.batch, weak, None, generator)
+            loss = learn_by_batch(model, epoch, own, unlabeled_loss, optimizer=optimizer, clip=me.train.clip)
+        return torch.cat([*learned, labeled.labels]), loss
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         parties = list(replies)
@@ -117,7 +169,7 @@ class CBAFed(Method):
     def learn_labels(self, weights: Weights, kept: Payload, side: Client | Hub) -> Reply:
         """A labelled party's round: cross-entropy on weak views, pulled back every few epochs (Eq. 1, 2)."""
         model = side.model(weights)
-        optimizer = optimizer_with(kept, model, side, side.learning_rate)
+        optimizer = side.optimizer(model, momentum=weights_in(kept, "momentum", missing={}))
         pull = pull_back(model, self.residual_every, self.residual_client if self.residual_every else 0.0)
         loss = side.fit_labeled(model, self.labeled_epochs or side.epochs, after_epoch=pull, optimizer=optimizer)
         return self._reply(model, optimizer, side.shard.labeled.labels, loss, side)
@@ -137,8 +189,44 @@ class CBAFed(Method):
         return tail_classes(share * 10 / len(share) if plain else share, self.tail)
 
 
+def balanced_thresholds(shares: Tensor, base: float, ceiling: float) -> Tensor:
+    """Class-balanced adaptive thresholds: min(share + base − std(shares), ceiling) (Eq. 9 to 11): [K] → [K].
+
+    A class that was trained on more needs more confidence. The standard deviation is the unbiased one.
+
+    >>> balanced_thresholds(torch.tensor([0.3, 0.1, 0.1, 0.1]), base=0.84, ceiling=0.95)    # std: 0.1
+    tensor([0.9500, 0.8400, 0.8400, 0.8400])
+    """
+    return (shares + base - shares.std(correction=1)).clamp(max=ceiling)
+
+
+def tail_classes(shares: Tensor, limit: float) -> Tensor:
+    """Which classes are so rare that they are sought among second guesses: share < limit / K (Eq. 16).
+
+    >>> tail_classes(torch.tensor([0.6, 0.3, 0.09, 0.01]), limit=0.3)           # 0.3 / 4 = 0.075
+    tensor([False, False, False,  True])
+    """
+    return shares < limit / len(shares)
+
+
+def balanced_labels(probs: Tensor, thresholds: Tensor, tail: Tensor) -> PseudoLabels:
+    """The likeliest class where it is *above* its threshold; else the second one if that is a tail class.
+
+    Eq. 14 to 17. What is neither is not kept, and told with its likeliest class.
+
+    >>> probs = torch.tensor([[0.9, 0.1, 0.0], [0.7, 0.1, 0.2], [0.7, 0.2, 0.1], [0.1, 0.2, 0.7]])
+    >>> balanced_labels(probs, torch.tensor([0.8, 0.8, 0.6]), tail=torch.tensor([False, False, True]))
+    PseudoLabels(label=tensor([0, 2, 0, 2]), kept=tensor([ True,  True, False,  True]))
+    """
+    best, order = probs.topk(2, dim=1)
+    first, second = order[:, 0], order[:, 1]
+    sure = best[:, 0] > thresholds[first]
+    found = ~sure & tail[second]
+    return PseudoLabels(torch.where(found, second, first), sure | found)
+
+
 @dataclass(frozen=True)
-class WarmUp(CBAFed):
+class CBAFedWarmUp(CBAFed):
     """The stage before: the labelled parties alone, on their labels."""
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:

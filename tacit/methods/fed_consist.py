@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from tacit.method import Reply, Share, mean_model
-from tacit.methods._pseudo import as_it_is, learn_batches, learn_fixed
-from tacit.methods.fixmatch import FixMatch
+from tacit.methods.fixmatch import Accept, FixMatch
 from tacit.payload import Payload, weights_in
 from tacit.pieces.aggregate import labeled_shares, shares
-from tacit.pieces.consistency import Rule
+from tacit.pieces.train import View
 from tacit.sides import Client, Hub
 
 
@@ -48,10 +48,15 @@ class FedConsist(FixMatch):
         hub.note(party_weights=weights)
         return {"model": mean_model(parties, weights)} if any(weights) else state
 
-    def learn(self, model: nn.Module, rule: Rule, me: Client) -> tuple[Tensor, float]:
-        """Batch-wise on another view; or one weak view of each image, labelled once and learned as it is."""
-        optimizer, views = me.optimizer(model), me.views
-        if self.fixed:
-            return learn_fixed(model, rule, optimizer, me, shown=views.raw_weak, learned=as_it_is(views.normalise))
-        learned = views.strong_view if self.view == "strong" else views.weak_view
-        return learn_batches(model, rule, optimizer, me, learned=learned, ratio=self.ratio, weight=self.weight)
+    def learned_view(self, me: Client) -> View:
+        return me.views.strong_view if self.view == "strong" else me.views.weak_view
+
+    def learn_fixed(self, model: nn.Module, accept: Accept, me: Client) -> tuple[int, float]:
+        """One weak view of each image, labelled once by the model that came, and learned as it is."""
+        images, labeled, generator = me.shard.unlabeled, me.shard.labeled, me.rng("unlabeled views")
+        views = me.views.raw_weak(images, generator)
+        label, accepted = accept(torch.arange(len(images)), me.predict(model, views))
+        fixed = torch.cat([views[accepted], me.views.raw_weak(labeled.images, generator)])
+        labels = torch.cat([label[accepted], labeled.labels])
+        optimizer, as_it_is = me.optimizer(model), me.views.plain_view
+        return len(labels), me.fit(model, fixed, labels, view=as_it_is, optimizer=optimizer, generator=generator)

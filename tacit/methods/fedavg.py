@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from tacit.method import AtLeastOne, Method, Reply, Share, Task, mean_model
+from tacit.method import AtLeastOne, Count, Method, Reply, Share, Task, mean_model
 from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import residual
 from tacit.pieces.train import pull_back
@@ -57,4 +57,19 @@ class FedAvg(Method):
         model = side.model(weights)
         pull = pull_back(model, self.residual_every, self.residual_client if self.plus else 0.0)
         loss = side.fit_labeled(model, after_epoch=pull)
+        return Reply(send={"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})
+
+
+@dataclass(frozen=True)
+class WarmUp(FedAvg):
+    """The stage before many methods: FedAvg on the labels, with a number of epochs of its own."""
+
+    epochs: Annotated[Count, "on the labels in a round (0: train.epochs)"] = 0
+
+    def effort(self, epochs: int) -> tuple[int, int]:
+        return self.epochs or epochs, 0
+
+    def _train(self, weights: Weights, side: Client | Hub) -> Reply:
+        model = side.model(weights)
+        loss = side.fit_labeled(model, epochs=self.epochs or None)
         return Reply(send={"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})

@@ -1,25 +1,27 @@
 """FedDB: measure what a model tends to say, divide it out of pseudo-labels, weigh clients so that it cancels."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Annotated, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.method import Count, Method, NotNegative, Reply, Share, Task, mean_model
 from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias, moving_prediction
-from tacit.pieces.descent import give_momentum, momentum_of
-from tacit.pieces.full_batch import cross_entropy_parts, descend_in_parts, needs_whole_batch, paired_batches
+from tacit.pieces.descent import clip_gradient, give_momentum, momentum_of, trained_by
 from tacit.pieces.label import confident
-from tacit.pieces.simplex import balancing_weights, imbalance, uniform_weights
-from tacit.pieces.train import predict
+from tacit.pieces.train import batches, predict
 from tacit.sides import Client, Hub
+
+BALANCED = 1e-7  # an imbalance below this is rounding: APP-Us travel as float32
+Rule = Literal["paper", "released", "exact", "none"]
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class FedDB(Method):
         losses: list[float] = []
         for _ in range(me.epochs):  # Algorithm 3, lines 11 to 16
             app_u = moving_prediction(app_u, self._predict(model, watched, me, plain_weak), self.app_momentum)
-            for i, j in paired_batches(len(labeled), len(believed), size, order):
+            for i, j in parallel_batches(len(labeled), len(believed), size, order):
                 known = cross_entropy_parts(model, labeled.images[i], labeled.labels[i], weak, chunk)  # Eq. 2
                 guessed = cross_entropy_parts(model, believed[j], guess[j], strong, chunk, self.weight * share)  # Eq. 4
                 losses.append(descend_in_parts(model, optimizer, chain(known, guessed), me.train.clip))  # Eq. 6
@@ -140,3 +142,198 @@ class FedDB(Method):
         velocity = weights_in(state, "velocity") if "velocity" in state else {}
         model, velocity = server_momentum(weights_in(state, "model"), mean, velocity, self.server_momentum)
         return {"model": model, "velocity": velocity}
+
+
+# --- A whole data set as one batch, in parts that fit into memory and give the same gradient -------------------------
+
+
+def needs_whole_batch(model: nn.Module) -> bool:
+    """Whether images see each other: batch norm's statistics in pieces would be others than of the whole.
+
+    >>> needs_whole_batch(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))), needs_whole_batch(nn.GroupNorm(1, 2))
+    (True, False)
+    """
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def parallel_batches(first: int, second: int, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch over two sets side by side, in random order; the one with fewer batches begins again.
+
+    Size 0: everything at once.
+
+    >>> [(len(a), len(b)) for a, b in parallel_batches(3, 8, 0, torch.Generator())]
+    [(3, 8)]
+    >>> [(len(a), len(b)) for a, b in parallel_batches(3, 8, 4, torch.Generator())]
+    [(3, 4), (3, 4)]
+    >>> [(len(a), len(b)) for a, b in parallel_batches(3, 0, 2, torch.Generator())]
+    [(3, 0)]
+    >>> list(parallel_batches(0, 0, 2, torch.Generator()))
+    []
+    """
+    nothing = [torch.zeros(0, dtype=torch.int64)]
+    one, other = (list(batches(count, size or count, generator)) for count in (first, second))
+    steps = max(len(one), len(other))
+    one, other = one or nothing, other or nothing
+    for step in range(steps):
+        yield one[step % len(one)], other[step % len(other)]
+
+
+def cross_entropy_parts(
+    model: nn.Module, images: Tensor, labels: Tensor, view: Callable[[Tensor], Tensor], chunk: int, scale: float = 1.0
+) -> Iterator[Tensor]:
+    """scale · mean cross-entropy of all images, as terms that add up to it: `chunk` images at a time (0: all at once).
+
+    A view that draws its chances image by image gives the same sum for every chunk. Nothing to learn, no terms.
+
+    >>> images, labels = torch.zeros(3, 1, 1, 2), torch.tensor([0, 1, 0])       # cross-entropy of each: ln 2
+    >>> terms = cross_entropy_parts(nn.Flatten(), images, labels, lambda part: part, chunk=2, scale=0.5)
+    >>> [round(float(term), 4) for term in terms]                               # ½ · 2/3 ln 2, ½ · 1/3 ln 2
+    [0.231, 0.1155]
+    """
+    if len(labels):
+        for part in torch.arange(len(labels)).split(chunk or len(labels)):
+            logits = model(view(images[part]))
+            yield F.cross_entropy(logits, labels[part], reduction="sum") * (scale / len(labels))
+
+
+def descend_in_parts(
+    model: nn.Module, optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], clip: float = 0.0
+) -> float:
+    """One step down the gradient of a sum of losses, each dropped before the next is made. Returns the sum.
+
+    >>> net = nn.Linear(1, 1, bias=False)
+    >>> _ = net.weight.data.fill_(1.0)
+    >>> descend_in_parts(net, torch.optim.SGD(net.parameters(), lr=0.1), (net.weight.sum() * k for k in (1, 2)))
+    3.0
+    >>> round(net.weight.item(), 4)                                             # 1 − 0.1 · (1 + 2)
+    0.7
+    """
+    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
+    for loss in losses:
+        loss.backward()
+        total += float(loss.detach())
+    clip_gradient(trained_by(optimizer), clip)
+    optimizer.step()
+    return total
+
+
+# --- Debiased model aggregation: weights on the simplex --------------------------------------------------------------
+
+
+def balancing_weights(app_u: Tensor, rule: Rule, pull: float = 0.0) -> Tensor:
+    """The weights by one of the rules; `none` weighs all clients alike, as FedDB's FixMatch does.
+
+    >>> balancing_weights(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), "none")
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    if rule == "paper":
+        return paper_weights(app_u)
+    if rule == "released":
+        return released_weights(app_u)
+    if rule == "exact":
+        return exact_weights(app_u, pull)
+    return uniform_weights(app_u)
+
+
+def uniform_weights(app_u: Tensor) -> Tensor:
+    """1/M for each of M clients."""
+    return torch.full((len(app_u),), 1.0 / len(app_u), dtype=torch.float64)
+
+
+def away_from_uniform(app_u: Tensor) -> Tensor:
+    """p_m − u for each client [M, K]: the mixture of these *is* the distance, because the weights sum to 1."""
+    return app_u.double().cpu() - 1.0 / app_u.shape[1]
+
+
+def imbalance(app_u: Tensor, weights: Tensor) -> float:
+    """‖Σ β_m p_m − u‖₂: what DMA makes small (FedDB Eq. 16).
+
+    >>> round(imbalance(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), torch.tensor([0.5, 0.5])), 6)   # ‖(0.1, −0.1)‖
+    0.141421
+    """
+    mixture = weights.double().cpu() @ app_u.double().cpu()
+    return float((mixture - 1.0 / app_u.shape[1]).norm())
+
+
+def paper_weights(app_u: Tensor, steps: int = 100, rate: float = 1.0) -> Tensor:
+    """FedDB Algorithm 2 to the letter: from 1/M, `steps` times β ← softmax(β − rate · ∇‖Σ β_m p_m − u‖₂).
+
+    The softmax inside the loop draws all weights towards each other: they never get far from 1/M. Where the mixture
+    is uniform the norm has no gradient, and 0 is taken.
+
+    One step on two clients with p − u = (0.4, −0.4) and (−0.2, 0.2): the mixture is off by (0.1, −0.1), of norm
+    √0.02; ∇ = (0.08, −0.04) / √0.02 = (0.5657, −0.2828); softmax(0.5 − ∇) = 1 / (1 + e^(±0.8485)).
+
+    >>> paper_weights(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), steps=1)
+    tensor([0.2997, 0.7003], dtype=torch.float64)
+    """
+    away, weights = away_from_uniform(app_u), uniform_weights(app_u)
+    for _ in range(steps):
+        off = weights @ away
+        norm = off.norm()
+        gradient = away @ off / norm if norm > BALANCED else torch.zeros_like(weights)
+        weights = (weights - rate * gradient).softmax(dim=0)
+    return weights
+
+
+def released_weights(app_u: Tensor, steps: int = 100) -> Tensor:
+    """DMA as the authors' code does it, which ends almost at 1/M.
+
+    The loss is the *mean* squared error over classes, and each step has a new SGD of rate 1, Nesterov momentum .9
+    and weight decay .9, whose first step is 1.9 · (gradient + 0.9 · β); then the softmax, as in the paper.
+
+    One step on the clients of `paper_weights`: ∇ = 2/K · (0.08, −0.04) = (0.08, −0.04); β − 1.9 · (∇ + 0.45) differ by
+    1.9 · 0.12 = 0.228; softmax = 1 / (1 + e^(±0.228)).
+
+    >>> released_weights(torch.tensor([[0.9, 0.1], [0.3, 0.7]]), steps=1)
+    tensor([0.4432, 0.5568], dtype=torch.float64)
+    """
+    away, weights = away_from_uniform(app_u), uniform_weights(app_u)
+    for _ in range(steps):
+        gradient = 2.0 / away.shape[1] * (away @ (weights @ away))
+        weights = (weights - 1.9 * (gradient + 0.9 * weights)).softmax(dim=0)
+    return weights
+
+
+def to_simplex(point: Tensor) -> Tensor:
+    """The point of the simplex that is nearest to a point [M]: all are lowered alike, and those below 0 are cut to 0.
+
+    >>> to_simplex(torch.tensor([0.9, 0.5, -1.0]))                              # lowered by 0.2
+    tensor([0.7000, 0.3000, 0.0000])
+    """
+    ordered = point.sort(descending=True).values
+    lowered = (ordered.cumsum(dim=0) - 1.0) / torch.arange(1, len(point) + 1, dtype=point.dtype)
+    positive = int((ordered > lowered).sum())  # the largest ones, as many as stay above 0
+    return (point - lowered[positive - 1]).clamp(min=0.0)
+
+
+def exact_weights(app_u: Tensor, pull: float = 0.0, tolerance: float = 1e-12, steps: int = 20_000) -> Tensor:
+    """The minimiser of ½‖Σ β_m p_m − u‖² + ½ pull · ‖β − 1/M‖² on the simplex: beyond the paper.
+
+    Projected gradient steps with momentum, which is dropped whenever it points uphill (O'Donoghue and Candès 2015).
+    It stops when gradient · β − min gradient, which is never below f(β) − min f, is within the tolerance. Where many
+    weights do equally well, the start at 1/M decides, so that clients with equal APP-Us weigh alike.
+
+    >>> exact_weights(torch.tensor([[0.9, 0.1], [0.3, 0.7]]))                   # 0.9 / 3 + 0.3 · 2/3 = 0.5
+    tensor([0.3333, 0.6667], dtype=torch.float64)
+    """
+    away, start = away_from_uniform(app_u), uniform_weights(app_u)
+    products = away @ away.T
+    steepest = float(torch.linalg.eigvalsh(products)[-1]) + pull
+    if steepest <= 0:
+        return start  # every client is balanced already
+    weights = ahead = start
+    speed = 1.0
+    for _ in range(steps):
+        gradient = products @ weights + pull * (weights - start)
+        if float(gradient @ weights - gradient.min()) <= tolerance:
+            break
+        slope = products @ ahead + pull * (ahead - start)
+        moved = to_simplex(ahead - slope / steepest)
+        if float((ahead - moved) @ (moved - weights)) > 0:
+            speed = 1.0
+        faster = (1.0 + (1.0 + 4.0 * speed * speed) ** 0.5) / 2.0
+        ahead = moved + (speed - 1.0) / faster * (moved - weights)
+        weights, speed = moved, faster
+    return weights / weights.sum()

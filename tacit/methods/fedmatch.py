@@ -1,20 +1,27 @@
 """FedMatch: weights σ + ψ, one part for labels and one for the rest; clients that think alike advise each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from itertools import zip_longest
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
 
 from tacit.method import AtLeastOne, Count, Method, NotNegative, Reply, Share, Task, mean_model
 from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import shares, stacked, unstacked
-from tacit.pieces.agreement import Advice, Ties, advice_of, helpers_of, inter_client_consistency, noise_image, refreshed
-from tacit.pieces.decompose import Decomposed, cut_small, disjoint_batches, disjoint_penalty, joined
+from tacit.pieces.debias import average_prediction, debias, debiasing
+from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.train import batches, descend
 from tacit.sides import Client, Hub
+
+Ties = Literal["local", "lowest"]
+
+
+Part = Literal["sigma", "psi"]
 
 
 @dataclass(frozen=True)
@@ -96,13 +103,15 @@ class FedMatch(Method):
     def server_answer(self, state: Payload, hub: Hub) -> Weights:
         return joined(weights_in(state, "sigma"), weights_in(state, "psi"))
 
-    def _label_loss(self, model: Decomposed, which: Tensor, side: Client | Hub, chance: Generator) -> Tensor:
+    def _label_loss(self, model: "Decomposed", which: Tensor, side: Client | Hub, chance: Generator) -> Tensor:
         """What sigma learns: cross-entropy on labels."""
         labeled = side.shard.labeled
         logits = model.learning("sigma")(side.views.weak_view(labeled.images[which], chance))
         return self.labeled_weight * F.cross_entropy(logits, labeled.labels[which])
 
-    def _image_loss(self, model: Decomposed, which: Tensor, advice: Advice, me: Client, chance: Generator) -> Tensor:
+    def _image_loss(
+        self, model: "Decomposed", which: Tensor, advice: "Advice", me: Client, chance: Generator
+    ) -> Tensor:
         """What psi learns: consistency with the helpers and agreed labels, both where sure, and the penalty."""
         images = me.shard.unlabeled[which]
         loss = disjoint_penalty(model.sigma, model.learning("psi").psi, self.pull, self.sparsity)
@@ -116,7 +125,7 @@ class FedMatch(Method):
         apart = inter_client_consistency(logits[sure], advice.probs[:, which][:, sure])
         return loss + self.consistency * (apart + F.cross_entropy(strong[sure], label[sure]))
 
-    def _ask(self, model: Decomposed, task: Task, me: Client) -> Advice:
+    def _ask(self, model: "Decomposed", task: Task, me: Client) -> "Advice":
         """What the helpers say of this client's images, with this client's sigma and their psi; fixed for the round."""
         sigma, images = task.weights("sigma"), me.shard.unlabeled
         others = unstacked(task.weights("helpers")) if "helpers" in task.send else []
@@ -148,3 +157,228 @@ class FedMatch(Method):
         who = {"client": torch.tensor([reply.client for reply in fresh]), "output": torch.cat(answers)}
         psis = stacked([reply.weights("psi") for reply in fresh])
         return refreshed(weights_in(state, "memory"), {**who, **psis}, self.remember)
+
+
+# --- Decomposed weights: sigma + psi ---------------------------------------------------------------------------------
+
+
+def joined(sigma: Weights, psi: Weights) -> Weights:
+    """The weights θ = σ + ψ. What has no ψ (the buffers of a net) is as σ has it.
+
+    >>> joined({"w": torch.tensor([1.0]), "steps": torch.tensor(3)}, {"w": torch.tensor([0.5])})
+    {'w': tensor([1.5000]), 'steps': tensor(3)}
+    """
+    return {name: tensor + psi[name] if name in psi else tensor for name, tensor in sigma.items()}
+
+
+class Decomposed(nn.Module):
+    """A net whose every parameter is σ + ψ. A loss moves the part that is learning; the other one stands still.
+
+    One optimiser over `parameters()` serves both: it passes over what has no gradient. The net's own parameters are
+    not used until `merged`; its buffers are.
+
+    >>> model = Decomposed(nn.Linear(1, 1, bias=False), {"weight": torch.tensor([[2.0]])}, {"weight": torch.ones(1, 1)})
+    >>> loss = model.learning("psi")(torch.ones(1, 1)).sum()
+    >>> loss.item()                                                             # (2 + 1) · 1
+    3.0
+    >>> loss.backward()
+    >>> [p.grad for p in model.sigma], [p.grad for p in model.psi]
+    ([None], [tensor([[1.]])])
+    """
+
+    def __init__(self, net: nn.Module, sigma: Weights, psi: Weights) -> None:
+        super().__init__()
+        self.net = net.requires_grad_(False)
+        self.names = [name for name, _ in net.named_parameters()]
+        # In the parameters' own memory layout, which the fused optimiser needs.
+        self.sigma = nn.ParameterList(torch.empty_like(p).copy_(sigma[name]) for name, p in net.named_parameters())
+        self.psi = nn.ParameterList(torch.empty_like(p).copy_(psi[name]) for name, p in net.named_parameters())
+
+    def learning(self, part: Part) -> Self:
+        """From now on only this part learns."""
+        self.sigma.requires_grad_(part == "sigma")
+        self.psi.requires_grad_(part == "psi")
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        theta = {name: s + p for name, s, p in zip(self.names, self.sigma, self.psi, strict=True)}
+        logits: Tensor = functional_call(self.net, theta, (x,))
+        return logits
+
+    def part(self, which: Part) -> Weights:
+        """A copy of the parameters of one part, by name."""
+        tensors = self.sigma if which == "sigma" else self.psi
+        return {name: t.detach().cpu().clone() for name, t in zip(self.names, tensors, strict=True)}
+
+    @torch.no_grad()
+    def merged(self) -> nn.Module:
+        """The plain net with the weights σ + ψ."""
+        for parameter, s, p in zip(self.net.parameters(), self.sigma, self.psi, strict=True):
+            parameter.copy_(s + p)
+        return self.net
+
+
+def disjoint_penalty(sigma: Iterable[Tensor], psi: Iterable[Tensor], pull: float, sparsity: float) -> Tensor:
+    """pull · ‖σ − ψ‖² + sparsity · ‖ψ‖₁: what FedMatch adds to the loss that ψ learns. Sums, not means.
+
+    >>> disjoint_penalty([torch.tensor([1.0, 2.0])], [torch.tensor([0.0, -1.0])], pull=10.0, sparsity=0.5)
+    tensor(100.5000)
+    """
+    pairs = list(zip(sigma, psi, strict=True))
+    apart = torch.stack([(s - p).square().sum() for s, p in pairs]).sum()
+    size = torch.stack([p.abs().sum() for _, p in pairs]).sum()
+    return pull * apart + sparsity * size
+
+
+def cut_small(psi: Weights, limit: float) -> Weights:
+    """Entries no larger than the limit become 0: what FedMatch need not send. The limit itself is cut, too.
+
+    >>> cut_small({"w": torch.tensor([0.25, -0.5, 0.75])}, 0.5)
+    {'w': tensor([0.0000, 0.0000, 0.7500])}
+    """
+    return {name: torch.where(tensor.abs() > limit, tensor, 0.0) for name, tensor in psi.items()}
+
+
+def disjoint_batches(
+    labeled: int, unlabeled: int, size: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+    """One epoch: for each labelled batch, an equal part of the unlabelled images, so that both sets are seen once.
+
+    Without labels, the unlabelled images come in batches of `size`.
+
+    >>> shapes = lambda *counts: [
+    ...     tuple(0 if part is None else len(part) for part in pair)
+    ...     for pair in disjoint_batches(*counts, torch.Generator())
+    ... ]
+    >>> shapes(20, 90, 10), shapes(0, 20, 10), shapes(20, 0, 10), shapes(0, 0, 10)
+    ([(10, 45), (10, 45)], [(0, 10), (0, 10)], [(10, 0), (10, 0)], [])
+    """
+    known = list(batches(labeled, size, generator))
+    share = -(-unlabeled // len(known)) if known else size
+    yield from zip_longest(known, batches(unlabeled, share, generator))
+
+
+# --- Helpers: who is like me, how far are we apart, what do we agree on ----------------------------------------------
+
+
+def noise_image(channels: int, size: int, generator: torch.Generator) -> Tensor:
+    """One image of Gaussian noise (mean 125, deviation 125, drawn again outside of 0 … 255): uint8 [1, C, S, S].
+
+    >>> image = noise_image(3, 32, torch.Generator().manual_seed(0))
+    >>> image.dtype, image.shape, 100 < image.double().mean() < 150
+    (torch.uint8, torch.Size([1, 3, 32, 32]), tensor(True))
+    """
+    values = torch.full((1, channels, size, size), -1.0)
+    while bool((outside := (values < 0) | (values > 255)).any()):
+        values[outside] = 125 + 125 * torch.randn(int(outside.sum()), generator=generator)
+    return values.to(torch.uint8)
+
+
+def nearest_rows(outputs: Tensor, own: int, count: int) -> list[int]:
+    """The rows of `outputs` [M, K] closest to row `own` by Euclidean distance, the closest first, never `own` itself.
+
+    >>> outputs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.8, 0.2], [0.9, 0.1]])
+    >>> nearest_rows(outputs, 0, 2), nearest_rows(outputs, 1, 9)
+    ([3, 2], [2, 0, 3])
+    """
+    distance = (outputs - outputs[own]).square().sum(dim=1)
+    distance[own] = torch.inf
+    order: list[int] = distance.argsort(stable=True).tolist()
+    return order[: min(count, len(outputs) - 1)]
+
+
+def inter_client_consistency(logits: Tensor, advice: Tensor) -> Tensor:
+    """(1/H) Σ_h KL(p_h ‖ p): logits [N, K] of the model that learns, advice [H, N, K] of H helpers; mean over images.
+
+    The helpers are fixed: only the learning model has a gradient. No helper, no loss.
+
+    >>> logits = torch.tensor([[0.5, 0.5], [0.2, 0.8]]).log()
+    >>> advice = torch.tensor([[[1.0, 0.0], [0.2, 0.8]]])                       # ln 2 and 0
+    >>> inter_client_consistency(logits, advice), inter_client_consistency(logits, advice[:0])
+    (tensor(0.3466), tensor(0.))
+    """
+    if not len(advice):
+        return logits.new_zeros(())
+    apart = F.kl_div(logits.log_softmax(dim=1).expand_as(advice), advice, reduction="none").sum(dim=2)
+    return apart.mean()
+
+
+def agreed_labels(votes: Tensor, classes: int, ties: Ties = "local") -> Tensor:
+    """The class with most votes: int64 [V, N] → [N]. Row 0 is the local model's vote, the others the helpers'.
+
+    Ties go to the local model's class; `lowest`: to the class with the smallest number, as in the public code.
+
+    >>> votes = torch.tensor([[2, 2, 2], [1, 1, 2], [1, 0, 0]])
+    >>> agreed_labels(votes, 3), agreed_labels(votes, 3, ties="lowest")
+    (tensor([1, 2, 2]), tensor([1, 0, 2]))
+    """
+    ballots = F.one_hot(votes, classes).to(torch.float32)
+    if ties == "local":
+        ballots[0] *= 1.5  # more than any other single vote, less than two
+    return ballots.sum(dim=0).argmax(dim=1)
+
+
+def refreshed(memory: dict[str, Tensor], news: dict[str, Tensor], limit: int = 0) -> dict[str, Tensor]:
+    """A memory with one row for each client, numbered by its tensor "client": new rows replace that client's old one.
+
+    The latest come last, and only so many stay (0: all).
+
+    >>> memory = {"client": torch.tensor([3, 5]), "x": torch.tensor([0.3, 0.5])}
+    >>> news = {"client": torch.tensor([3, 7]), "x": torch.tensor([0.4, 0.7])}
+    >>> refreshed(memory, news)
+    {'client': tensor([5, 3, 7]), 'x': tensor([0.5000, 0.4000, 0.7000])}
+    >>> refreshed(memory, news, limit=1), refreshed({}, news)["client"]
+    ({'client': tensor([7]), 'x': tensor([0.7000])}, tensor([3, 7]))
+    """
+    every = {name: torch.cat([memory[name], rows]) if memory else rows for name, rows in news.items()}
+    last = {client: row for row, client in enumerate(every["client"].tolist())}
+    rows = sorted(last.values())[-limit if limit else 0 :]
+    return {name: tensor[rows] for name, tensor in every.items()}
+
+
+def helpers_of(client: int, memory: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """The rows of the clients most like this one, by the memory's "output", without its "client" and "output".
+
+    A client that is not in the memory has no helpers yet, and one that is alone in it neither.
+
+    >>> outputs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]])
+    >>> memory = {"client": torch.tensor([5, 3, 7]), "output": outputs, "w": torch.tensor([50.0, 30.0, 70.0])}
+    >>> helpers_of(5, memory, 1), helpers_of(4, memory, 1), helpers_of(4, {}, 1)
+    ({'w': tensor([70.])}, {}, {})
+    """
+    known = memory["client"].tolist() if memory else []
+    if client not in known or len(known) < 2 or not count:
+        return {}
+    near = nearest_rows(memory["output"], known.index(client), count)
+    return {name: rows[near] for name, rows in memory.items() if name not in ("client", "output")}
+
+
+class Advice(NamedTuple):
+    """Which of its own model's predictions a client accepts, and what helpers say of its images."""
+
+    accept: Callable[[Tensor], PseudoLabels]
+    probs: Tensor  # [H, N, K]
+    votes: Tensor  # int64 [H, N]
+
+    def label(self, which: Tensor, own: Tensor, ties: Ties = "local") -> PseudoLabels:
+        """Agreed labels for the images with these numbers; accepted where the own model [n, K] is sure enough."""
+        label, sure = self.accept(own)
+        votes = torch.cat([label[None], self.votes[:, which]])
+        return PseudoLabels(agreed_labels(votes, own.shape[1], ties), sure)
+
+
+def advice_of(helpers: Tensor, threshold: float, own: Tensor | None = None) -> Advice:
+    """Advice from the helpers' predictions [H, N, K] for all images of a client. H may be 0.
+
+    With the client's `own` predictions [N, K] everybody is debiased (FedDPL): each model's mean prediction is divided
+    out before it is accepted, or votes. The helpers' probabilities stay as they are.
+
+    >>> own, helper = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.9, 0.1], [0.7, 0.3]])
+    >>> advice_of(helper[None], 0.5).votes, advice_of(helper[None], 0.5, own).votes         # mean 0.8 and 0.2
+    (tensor([[0, 0]]), tensor([[0, 1]]))
+    """
+    if own is None:
+        return Advice(lambda probs: confident(probs, threshold), helpers, helpers.argmax(dim=2))
+    debiased = debiasing(average_prediction(own), len(own))
+    fair = torch.cat([debias(probs, average_prediction(probs))[None] for probs in helpers] or [helpers])
+    return Advice(lambda probs: confident(debiased(probs), threshold), helpers, fair.argmax(dim=2))

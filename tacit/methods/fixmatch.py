@@ -1,16 +1,20 @@
-"""FixMatch inside FedAvg: believe what the model is sure of on a weak view, learn it on a strong view."""
+"""FixMatch inside FedAvg: accept what the model is sure of on a weak view, learn it on a strong view."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task
-from tacit.methods._pseudo import as_it_is, debiased, learn_batches, learn_fixed
-from tacit.methods.fedavg import FedAvg
+from tacit.methods.fedavg import WarmUp
 from tacit.payload import Payload, Weights, weights_in
-from tacit.pieces.consistency import FixedThreshold, Rule
+from tacit.pieces.consistency import endless_batches, learn_by_batch, two_view_batches
+from tacit.pieces.debias import average_prediction, debiasing
+from tacit.pieces.label import PseudoLabels, confident
+from tacit.pieces.loss import masked_cross_entropy
+from tacit.pieces.train import View
 from tacit.sides import Client, Hub
 
 
@@ -46,44 +50,75 @@ class FixMatch(Method):
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
         model = me.model(task.weights("model"))
-        if not len(me.shard.unlabeled):
+        images, labeled = me.shard.unlabeled, me.shard.labeled
+        if not len(images):
             loss = me.fit_labeled(model)
-            return Reply(send={"model": me.weights(model)}, examples=len(me.shard.labeled), metrics={"loss": loss})
-        rule = self.rule(kept, me)
-        if self.debias:
-            rule = debiased(rule, model, me)
-        labels, loss = self.learn(model, rule, me)
-        examples = len(labels) if self.fixed else len(me.shard.labeled) + len(me.shard.unlabeled)
-        return Reply(
-            send={"model": me.weights(model)}, examples=examples, keep={**rule.memory()}, metrics={"loss": loss}
-        )
+            return Reply(send={"model": me.weights(model)}, examples=len(labeled), metrics={"loss": loss})
+        memory = self.recall(kept, me)
+        debiased = debiasing(average_prediction(me.predict(model, images)), len(images)) if self.debias else None
+
+        def accept(index: Tensor, probs: Tensor) -> PseudoLabels:
+            label, accepted = self.accept(index, probs if debiased is None else debiased(probs), memory)
+            me.audit(index, label, accepted)
+            return PseudoLabels(label, accepted)
+
+        if self.fixed:
+            trained_on, loss = self.learn_fixed(model, accept, me)
+        else:
+            trained_on, loss = len(labeled) + len(images), self.learn_by_batch(model, accept, memory, me)
+        keep = {name: tensor.detach().cpu().clone() for name, tensor in memory.items()}
+        return Reply(send={"model": me.weights(model)}, examples=trained_on, keep={**keep}, metrics={"loss": loss})
+
+    def learn_by_batch(self, model: nn.Module, accept: "Accept", memory: Weights, me: Client) -> float:
+        """Each step labels a batch on its weak views, and learns what it accepts on strong views. The last loss."""
+
+        def unlabeled_loss(index: Tensor, weak: Tensor, strong: Tensor) -> Tensor:
+            with torch.no_grad():
+                probs = model(weak).softmax(dim=1)
+            logits = model(strong)
+            label, accepted = accept(index, probs)
+            loss = self.weight * masked_cross_entropy(logits, label, accepted)  # Eq. 4
+            return loss + self.extra_loss(logits, accepted, memory)
+
+        images, labeled, weak = me.shard.unlabeled, me.shard.labeled, me.views.weak_view
+        own = endless_batches(labeled.images, labeled.labels, me.train.batch, weak, me.rng("labeled views"))
+        optimizer, generator, size = me.optimizer(model), me.rng("unlabeled views"), round(me.train.batch * self.ratio)
+        loss = 0.0
+        for _ in range(me.epochs):
+            epoch = two_view_batches(images, size, weak, self.learned_view(me), generator)
+            loss = learn_by_batch(model, epoch, own, unlabeled_loss, optimizer=optimizer, clip=me.train.clip)
+        return loss
+
+    def learn_fixed(self, model: nn.Module, accept: "Accept", me: Client) -> tuple[int, float]:
+        """Labels are given once, to the images as they are, by the model that came; learned on strong views."""
+        images, labeled = me.shard.unlabeled, me.shard.labeled
+        label, accepted = accept(torch.arange(len(images)), me.predict(model, images))
+        chosen, labels = torch.cat([images[accepted], labeled.images]), torch.cat([label[accepted], labeled.labels])
+        optimizer, generator = me.optimizer(model), me.rng("unlabeled views")
+        loss = me.fit(model, chosen, labels, view=me.views.strong_view, optimizer=optimizer, generator=generator)
+        return len(labels), loss
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         merged = super().server_merge(state, replies, hub)
         return {"model": hub.finetune(weights_in(merged, "model"))}
 
-    def rule(self, kept: Payload, me: Client) -> Rule:
-        """Which predictions are believed: what FlexMatch and FreeMatch change."""
-        return FixedThreshold(self.threshold)
+    # --- What FlexMatch, FreeMatch and Fed-Consist change -------------------------------------------------------
 
-    def learn(self, model: nn.Module, rule: Rule, me: Client) -> tuple[Tensor, float]:
-        """Each batch's own confident predictions, as published; or those on the images as they are, fixed."""
-        optimizer, strong = me.optimizer(model), me.views.strong_view
-        if self.fixed:
-            return learn_fixed(model, rule, optimizer, me, shown=as_it_is(lambda images: images), learned=strong)
-        return learn_batches(model, rule, optimizer, me, learned=strong, ratio=self.ratio, weight=self.weight)
+    def recall(self, kept: Payload, me: Client) -> Weights:
+        """What `accept` remembers from batch to batch and from round to round, as this client kept it."""
+        return {}
+
+    def accept(self, index: Tensor, probs: Tensor, memory: Weights) -> PseudoLabels:
+        """The pseudo-labels of the images with these numbers, from their class probabilities."""
+        return confident(probs, self.threshold)
+
+    def extra_loss(self, logits: Tensor, accepted: Tensor, memory: Weights) -> Tensor | float:
+        """A term of the loss beside the cross-entropy, from the predictions for the views that are learned."""
+        return 0.0
+
+    def learned_view(self, me: Client) -> View:
+        """On which a pseudo-label is learned, batch-wise."""
+        return me.views.strong_view
 
 
-@dataclass(frozen=True)
-class WarmUp(FedAvg):
-    """FedAvg on the labels, with a number of epochs of its own."""
-
-    epochs: Annotated[Count, "on the labels in a round (0: train.epochs)"] = 0
-
-    def effort(self, epochs: int) -> tuple[int, int]:
-        return self.epochs or epochs, 0
-
-    def _train(self, weights: Weights, side: Client | Hub) -> Reply:
-        model = side.model(weights)
-        loss = side.fit_labeled(model, epochs=self.epochs or None)
-        return Reply(send={"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})
+Accept = Callable[[Tensor, Tensor], PseudoLabels]  # from the images' numbers and their class probabilities

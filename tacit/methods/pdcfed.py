@@ -1,19 +1,25 @@
 """PDCFed: pseudo-labels in two stages, by how the prediction changes from a weak to a strong view."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
-from tacit.methods._pseudo import learn_batches, optimizer_with
-from tacit.methods.fixmatch import WarmUp
-from tacit.payload import Payload, tensor_in, weights_in
+from tacit.methods.fedavg import WarmUp
+from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import shares
-from tacit.pieces.descent import momentum_of
-from tacit.pieces.two_stage import TwoStage
+from tacit.pieces.consistency import endless_batches, learn_by_batch, two_view_batches
+from tacit.pieces.descent import SGD, momentum_of
+from tacit.pieces.label import PseudoLabels
+from tacit.pieces.loss import masked_cross_entropy
 from tacit.sides import Client, Hub
+
+PEAK, LEFT, RIGHT = 0.999, 4.0, 9.0  # of the Gaussian: its height; by how much each side is narrower than the variance
+TINY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,18 @@ class PDCFed(Method):
     presets: ClassVar = {  # what the authors set for other data is on the docs page
         "paper": {"participation.fraction": 0.5, "train.batch": 128, "train.lr": 0.01, "rounds": 500},
         "released": {"double_softmax": True, "keep_momentum": True, "views.weak": "resize-crop", "views.flip": "yes"},
-        "smoke": {"warmup": 1, "threshold": 0.6, "lower": 0.3, "agreement": 0.3, "weight": 1.0, "decay": 0.8}
-        | {"unlabeled_lr": 0.05, "keep_momentum": True, "participation.fraction": 1.0, "train.lr": 0.1},
+        "smoke": {
+            "warmup": 1,
+            "threshold": 0.6,
+            "lower": 0.3,
+            "agreement": 0.3,
+            "weight": 1.0,
+            "decay": 0.8,
+            "unlabeled_lr": 0.05,
+            "keep_momentum": True,
+            "participation.fraction": 1.0,
+            "train.lr": 0.1,
+        },
     }
 
     def __post_init__(self) -> None:
@@ -67,20 +83,73 @@ class PDCFed(Method):
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        model = me.model(task.weights("model"))
+        model, momentum = me.model(task.weights("model")), weights_in(kept, "momentum", missing={})
         keep: Payload = {}
         if len(me.shard.unlabeled):
-            optimizer, rule = optimizer_with(kept, model, me, me.scheduled(self.unlabeled_lr)), self.rule(kept, me)
-            strong = me.views.strong_view
-            _, loss = learn_batches(model, rule, optimizer, me, learned=strong, weight=self.weight)
-            keep |= rule.memory()
+            optimizer, usual = me.optimizer(model, me.scheduled(self.unlabeled_lr), momentum), self.recall(kept, me)
+            loss = self.learn(model, usual, optimizer, me)
+            keep |= {name: tensor.detach().cpu().clone() for name, tensor in usual.items()}
         else:
-            optimizer = optimizer_with(kept, model, me, me.learning_rate)
+            optimizer = me.optimizer(model, momentum=momentum)
             loss = me.fit_labeled(model, epochs=self.labeled_epochs or None, optimizer=optimizer)
         if self.keep_momentum:
             keep["momentum"] = momentum_of(model, optimizer)
         examples = len(me.shard.labeled) + len(me.shard.unlabeled)
         return Reply(send={"model": me.weights(model)}, examples=examples, keep=keep, metrics={"loss": loss})
+
+    def recall(self, kept: Payload, me: Client) -> Weights:
+        """The running mean and variance of this client's rising shares; at first 1/K and 1."""
+        start: Payload = {"mean": torch.tensor(1.0 / me.classes), "variance": torch.tensor(1.0), **kept}
+        return {name: tensor_in(start, name) for name in ("mean", "variance")}
+
+    def learn(self, model: nn.Module, usual: Weights, optimizer: SGD, me: Client) -> float:
+        """Batch by batch: label the weak views, look whether the strong views agree, learn on these. The last loss."""
+        images, labeled, weak = me.shard.unlabeled, me.shard.labeled, me.views.weak_view
+        own = endless_batches(labeled.images, labeled.labels, me.train.batch, weak, me.rng("labeled views"))
+        generator, loss = me.rng("unlabeled views"), math.nan
+
+        def unlabeled_loss(index: Tensor, shown: Tensor, learned: Tensor) -> Tensor:
+            with torch.no_grad():
+                probs = model(shown).softmax(dim=1)
+            logits = model(learned)
+            (label, accepted), certain = self.select(probs, logits.detach().softmax(dim=1), usual)
+            me.audit(index, label, accepted)
+            return self.unlabeled_loss(logits, label, accepted, certain)
+
+        for _ in range(me.epochs):
+            epoch = two_view_batches(images, me.train.batch, weak, me.views.strong_view, generator)
+            loss = learn_by_batch(model, epoch, own, unlabeled_loss, optimizer=optimizer, clip=me.train.clip)
+        return loss
+
+    def select(self, weak: Tensor, strong: Tensor, usual: Weights) -> tuple[PseudoLabels, Tensor]:
+        """Two-stage selection, and which images are certain: fairly sure, and the views agree.
+
+        The batch's rising shares are taken into the running mean and variance first; then these decide.
+
+        >>> method = PDCFed(threshold=0.8, lower=0.5, agreement=0.6, decay=0.5)
+        >>> usual = {"mean": torch.tensor(0.5), "variance": torch.tensor(1.0)}
+        >>> weak = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
+        >>> strong = torch.tensor([[0.2, 0.8], [0.7, 0.3], [0.1, 0.9]])
+        >>> method.select(weak, strong, usual)[0]
+        PseudoLabels(label=tensor([0, 0, 0]), kept=tensor([ True,  True, False]))
+        >>> usual["mean"], usual["variance"]                        # each share ½; (½ + ½)/2, (1 + 0)/2
+        (tensor(0.5000), tensor(0.5000))
+        """
+        rising = rising_share(weak, strong)
+        usual["mean"] = usual["mean"].to(weak).lerp(rising.mean(), 1 - self.decay)
+        usual["variance"] = usual["variance"].to(weak).lerp(rising.var(correction=1), 1 - self.decay)
+        agreeing = agreement(weak, strong, usualness(rising, usual["mean"], usual["variance"])) >= self.agreement
+        certain = agreeing & (weak.max(dim=1).values > self.lower)
+        return two_stage_labels(weak, agreeing, self.threshold, self.lower), certain
+
+    def unlabeled_loss(self, logits: Tensor, label: Tensor, accepted: Tensor, certain: Tensor) -> Tensor:
+        """Cross-entropy of what was accepted, and the entropy of what is certain, stage one's labels among it.
+
+        As released, the cross-entropy takes probabilities for logits, and is never far from ln K.
+        """
+        scores = logits.softmax(dim=1) if self.double_softmax else logits
+        loss = self.weight * masked_cross_entropy(scores, label, accepted)
+        return loss + self.entropy * masked_entropy(logits, certain, self.temperature) if self.entropy else loss
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         boosts = [self.labeled_boost if reply.client in hub.labeled_clients else 1.0 for reply in replies]
@@ -89,17 +158,59 @@ class PDCFed(Method):
         model = mean_model(replies, weights) if any(weights) else weights_in(state, "model")
         return {"model": hub.finetune(model)}
 
-    def rule(self, kept: Payload, me: Client) -> TwoStage:
-        """Which predictions are believed, with this client's running mean and variance (at first 1/K and 1)."""
-        usual: Payload = {"mean": torch.tensor(1.0 / me.classes), "variance": torch.tensor(1.0), **kept}
-        return TwoStage(
-            mean=tensor_in(usual, "mean"),
-            variance=tensor_in(usual, "variance"),
-            decay=self.decay,
-            upper=self.threshold,
-            lower=self.lower,
-            least=self.agreement,
-            entropy=self.entropy,
-            temperature=self.temperature,
-            double_softmax=self.double_softmax,
-        )
+
+# The paper's text was not at hand: the formulas are those of the authors' public code, without equation numbers.
+
+
+def rising_share(weak: Tensor, strong: Tensor) -> Tensor:
+    """The share of classes that become likelier from the weak to the strong view: [N, K], [N, K] → [N].
+
+    >>> rising_share(torch.tensor([[0.7, 0.2, 0.1, 0.0]]), torch.tensor([[0.4, 0.3, 0.1, 0.2]]))    # two of four
+    tensor([0.5000])
+    """
+    return (strong > weak).to(weak).mean(dim=1)
+
+
+def usualness(rising: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """How usual a rising share is: a Gaussian around the usual one, steeper above it than below: [N] → [N].
+
+    0.999 · exp(−(f − mean)² / (2 · variance / d)), d = 4 up to the mean and 9 above it.
+
+    >>> usualness(torch.tensor([0.3, 0.5, 0.7]), torch.tensor(0.5), torch.tensor(0.04))     # exp(−2), 1, exp(−4.5)
+    tensor([0.1352, 0.9990, 0.0111])
+    """
+    narrower = torch.where(rising <= mean, LEFT, RIGHT)
+    return PEAK * torch.exp(-(rising - mean).square() * narrower / (2.0 * variance.clamp(min=TINY)))
+
+
+def agreement(weak: Tensor, strong: Tensor, usual: Tensor) -> Tensor:
+    """How well two views' predictions agree: exp(−‖p_weak − p_strong‖₂ / usualness), between 0 and 1: → [N].
+
+    >>> weak, strong = torch.tensor([[0.7, 0.3], [0.9, 0.1]]), torch.tensor([[0.7, 0.3], [0.6, 0.5]])
+    >>> agreement(weak, strong, torch.tensor([0.5, 0.5]))                                   # exp(0), exp(−0.5/0.5)
+    tensor([1.0000, 0.3679])
+    """
+    return torch.exp(-(weak - strong).norm(dim=1) / usual.clamp(min=TINY))
+
+
+def two_stage_labels(weak: Tensor, agreeing: Tensor, upper: float, lower: float) -> PseudoLabels:
+    """The weak view's class: believed from `upper` on; strictly between `lower` and `upper` where the views agree.
+
+    >>> weak = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.3, 0.7], [0.6, 0.4]])
+    >>> two_stage_labels(weak, torch.tensor([False, True, False, True]), upper=0.8, lower=0.6)
+    PseudoLabels(label=tensor([0, 0, 1, 0]), kept=tensor([ True,  True, False, False]))
+    """
+    highest, label = weak.max(dim=1)
+    return PseudoLabels(label, (highest >= upper) | ((highest > lower) & agreeing))
+
+
+def masked_entropy(logits: Tensor, chosen: Tensor, temperature: float) -> Tensor:
+    """(1/N) Σ 1[chosen] H(softmax(logits / temperature)): the mean over *all* N samples, as the pseudo-label loss.
+
+    >>> logits = torch.zeros(4, 2)                                                          # H of each sample: ln 2
+    >>> masked_entropy(logits, torch.tensor([True, False, False, False]), temperature=0.9)
+    tensor(0.1733)
+    """
+    log_probs = (logits / temperature).log_softmax(dim=1)
+    entropy = -(log_probs.exp() * log_probs).sum(dim=1)
+    return (entropy * chosen).sum() / max(len(logits), 1)

@@ -1,5 +1,6 @@
 """RSCFed: several random groups of clients in a round, a consensus in each, and the mean of the consensus models."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, count
@@ -9,14 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from tacit.method import AtLeastOne, Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
-from tacit.methods._pseudo import optimizer_with
-from tacit.methods.fixmatch import WarmUp
+from tacit.methods.fedavg import WarmUp
 from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import shares, weighted_mean
-from tacit.pieces.consensus import distance_shares, model_distance
-from tacit.pieces.consistency import two_view_batches
+from tacit.pieces.consistency import endless_loss, two_view_batches
 from tacit.pieces.descent import momentum_of
-from tacit.pieces.mixup import endless_loss
 from tacit.pieces.teacher import early_decay, learn_with_teacher, sharpen, squared_error
 from tacit.pieces.train import weights_of
 from tacit.sides import Client, Hub
@@ -77,7 +75,7 @@ class RSCFed(Method):
         model = me.model(weights)
         unlabeled = len(me.shard.unlabeled) > 0
         rate = me.scheduled(self.unlabeled_lr) if unlabeled else me.learning_rate
-        optimizer = optimizer_with(kept, model, me, rate)
+        optimizer = me.optimizer(model, rate, weights_in(kept, "momentum", missing={}))
         keep: Payload = {}
         if unlabeled:  # the teacher is this client's own, from its first task on: no model of the server resets it
             teacher = me.model(weights_in(kept, "teacher") if "teacher" in kept else weights)
@@ -148,3 +146,50 @@ class RSCFed(Method):
             statistics=self.teacher_statistics == "student",
         )
         return loss, step + steps
+
+
+# --- Distance-reweighted mean: a model far from the group's mean counts less -----------------------------------------
+
+
+def model_distance(one: Weights, other: Weights, by_tensor: bool = False) -> float:
+    """‖θ − θ'‖₂ over all that is learned; `by_tensor`: the sum of the norms tensor by tensor, as RSCFed's code has it.
+
+    BN's running statistics and step counters are not learned: a counter alone, off by a hundred steps, would outweigh
+    every weight.
+
+    >>> one = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0]), "bn.num_batches_tracked": torch.tensor(900)}
+    >>> other = {"w": torch.zeros(2), "b": torch.zeros(1), "bn.num_batches_tracked": torch.tensor(0)}
+    >>> model_distance(one, other), model_distance(one, other, by_tensor=True)
+    (5.0, 7.0)
+    """
+    norms = [
+        float(torch.linalg.vector_norm(tensor.double() - other[name].double()))
+        for name, tensor in one.items()
+        if _learned(name, tensor)
+    ]
+    return math.fsum(norms) if by_tensor else math.hypot(*norms)
+
+
+def _learned(name: str, tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and not name.endswith(("running_mean", "running_var"))
+
+
+def distance_shares(
+    prior: Sequence[float], examples: Sequence[float], distances: Sequence[float], scale: float
+) -> list[float]:
+    """w_i ∝ prior_i · exp(−scale · d_i / n_i), summing to 1 (RSCFed's DMA; prior: n_i, or more for labelled clients).
+
+    A party without examples counts nothing. Only differences of the exponents matter, so the largest is taken off
+    first: with scale 10,000 all of them would otherwise be 0 in floats.
+
+    >>> [round(w, 4) for w in distance_shares([10, 10], [10, 10], [0.0, 1.0], 10 * math.log(3))]       # 1 : 1/3
+    [0.75, 0.25]
+    >>> distance_shares([10, 10, 0], [10, 10, 0], [5.0, 5.0, 9.0], 10_000)
+    [0.5, 0.5, 0.0]
+    """
+    exponents = [
+        math.log(p) - scale * d / n if p > 0 and n > 0 else -math.inf
+        for p, n, d in zip(prior, examples, distances, strict=True)
+    ]
+    top = max(exponents, default=-math.inf)
+    return shares([math.exp(e - top) if e > -math.inf else 0.0 for e in exponents])

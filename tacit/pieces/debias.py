@@ -4,6 +4,8 @@ A plug-in for any method that gives pseudo-labels: `debias(probs, average_predic
 predictions and its threshold, and turns X into X-FedDPL.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,26 @@ def moving_prediction(average: Tensor, probs: Tensor, momentum: float) -> Tensor
     if not len(probs):
         return average
     return momentum * average + (1.0 - momentum) * average_prediction(probs)
+
+
+def debiasing(prior: Tensor, images: int) -> Callable[[Tensor], Tensor]:
+    """Debiasing as a plug-in: a function that divides the model's bias out of predictions, and follows the model.
+
+    The bias begins as `prior`, the mean prediction on the client's `images`, and each new prediction counts as one
+    image of them. When all images are predicted at once, it is their mean (Eq. 8) and nothing else.
+
+    >>> debiased = debiasing(torch.tensor([0.8, 0.2]), images=4)
+    >>> debiased(torch.tensor([[0.6, 0.4], [0.6, 0.4]]))[0]                 # prior now 0.7, 0.3: 0.6/0.7 to 0.4/0.3
+    tensor([0.3913, 0.6087])
+    """
+
+    def debiased(probs: Tensor) -> Tensor:
+        nonlocal prior
+        stale = max(0.0, 1.0 - len(probs) / max(images, 1))
+        prior = moving_prediction(prior.to(probs), probs, momentum=stale)
+        return debias(probs, prior)
+
+    return debiased
 
 
 def bias_of(per_class_accuracy: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from tacit.method import Method, Reply, Stage, Task, mean_model
-from tacit.methods._generator import GDGM
+from tacit.methods.ddrfed.diffusion import denoising_loss, ema_decay, from_bytes
+from tacit.methods.ddrfed.generator import GDGM
 from tacit.nets.unet import UNet, require_diffusers
 from tacit.payload import Payload, tensor_in, weights_in
 from tacit.pieces.aggregate import residual
 from tacit.pieces.augment_pipe import augment_pipe
 from tacit.pieces.descent import descend
-from tacit.pieces.diffusion import denoising_loss, ema_decay, from_bytes
 from tacit.pieces.train import batches, weights_of
 from tacit.sides import Client, Hub
 
