@@ -16,10 +16,9 @@ from tacit.errors import TacitError
 from tacit.evaluate import audit, sum_up
 from tacit.experiment import resolve
 from tacit.method import Reply, Task
-from tacit.methods.bsemifl import BSemiFL
+from tacit.methods.bsemifl import BSemiFL, Strategy, closeness, ensemble, share_by_closeness
 from tacit.methods.semifl import SemiFL
 from tacit.payload import Payload, tensor_in, weights_in
-from tacit.methods.bsemifl import Strategy, closeness, ensemble, share_by_closeness
 from tacit.record import Run
 from tacit.sides import Client, Hub, Labelling, Moment, Workbench
 

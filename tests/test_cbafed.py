@@ -14,7 +14,6 @@ from runs import TINY, digest, timeless
 from tacit import sides
 from tacit.experiment import Net, Participation, Train, resolve
 from tacit.method import Reply, Task
-from tacit.methods import _pseudo
 from tacit.methods.cbafed import CBAFed, CBAFedWarmUp
 from tacit.payload import tensor_in, weights_in
 from tacit.pieces.train import weights_of
@@ -187,7 +186,7 @@ def test_a_client_that_keeps_nothing_changes_nothing() -> None:
 def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, torch.Tensor, Any]]:
     """What the model was asked to label, and what it was then taught."""
     seen: list[tuple[str, torch.Tensor, Any]] = []
-    predict, fit = Client.predict, _pseudo.fit
+    predict, fit = Client.predict, sides.fit
 
     def watched_predict(self: Client, model: torch.nn.Module, views: torch.Tensor) -> torch.Tensor:
         probs = predict(self, model, views)
@@ -199,7 +198,6 @@ def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, torch.Tensor, An
         return fit(model, views, labels, **more)
 
     monkeypatch.setattr(Client, "predict", watched_predict)
-    monkeypatch.setattr(_pseudo, "fit", watched_fit)
     monkeypatch.setattr(sides, "fit", watched_fit)
     return seen
 

@@ -12,12 +12,20 @@ from torch import nn
 
 from tacit.experiment import Net, Participation, Train, resolve
 from tacit.method import Reply, Task
-from tacit.methods._pseudo import Tally
-from tacit.methods.ddrfed import DDRFed
+from tacit.methods.ddrfed.ddrfed import (
+    DDRFed,
+    Tally,
+    agreeing_top,
+    dema,
+    double_ema,
+    dynamic_thresholds,
+    negative_loss,
+    ranks,
+)
 from tacit.payload import Payload, tensor_in, weights_in
-from tacit.pieces.consistency import DynamicBalanced, FixedThreshold, paired_batches
-from tacit.pieces.negative import agreeing_top, negative_loss, ranks
-from tacit.pieces.threshold import class_shares, dema, double_ema, dynamic_thresholds
+from tacit.pieces.consistency import paired_batches
+from tacit.pieces.label import confident
+from tacit.pieces.threshold import class_shares
 from tacit.pieces.train import weights_of
 from tacit.recipes import known_recipes, load_recipe
 from tacit.record import Run
@@ -34,10 +42,10 @@ def test_dema_over_two_batches() -> None:
     """α = .9 from 1/4: e1 = .9·.25 + .1·.65 = .29, e2 = .9·.25 + .1·.29 = .254; then with .85: .346 and .2632."""
     first, second = double_ema(torch.tensor(0.25), torch.tensor(0.25), torch.tensor(0.65), 0.9)
     assert (first.item(), second.item()) == pytest.approx((0.29, 0.254))
-    assert dema(first, second, CLASSES).item() == pytest.approx(2 * 0.29 - 0.254)
+    assert dema(torch.stack([first, second]), CLASSES).item() == pytest.approx(2 * 0.29 - 0.254)
     first, second = double_ema(first, second, torch.tensor(0.85), 0.9)
     assert (first.item(), second.item()) == pytest.approx((0.346, 0.2632))
-    assert dema(first, second, CLASSES).item() == pytest.approx(0.4288)
+    assert dema(torch.stack([first, second]), CLASSES).item() == pytest.approx(0.4288)
 
 
 def test_thresholds_by_class() -> None:
@@ -58,7 +66,9 @@ def test_thresholds_stay_in_range(counts: list[int], confidences: list[float], d
     first = second = torch.tensor(1.0 / classes)
     for value in confidences:
         first, second = double_ema(first, second, torch.tensor(value), decay)
-    thresholds = dynamic_thresholds(dema(first, second, classes), class_shares(torch.tensor(counts).float(), False))
+    thresholds = dynamic_thresholds(
+        dema(torch.stack([first, second]), classes), class_shares(torch.tensor(counts).float(), False)
+    )
     assert thresholds.shape == (classes,)
     assert float(thresholds.min()) >= 1 / classes - 1e-6
     assert float(thresholds.max()) <= 0.999 + 1e-6
@@ -66,10 +76,10 @@ def test_thresholds_stay_in_range(counts: list[int], confidences: list[float], d
 
 def test_confidence_is_the_mean_of_each_rows_highest_probability() -> None:
     """Not the highest of the mean prediction (.5 here), and the threshold is that of the class predicted."""
-    rule = DynamicBalanced(torch.tensor([0.25, 0.25]), torch.tensor([0.7, 0.1, 0.1, 0.1]), decay=0.0)
+    memory, shares = {"dema": torch.tensor([0.25, 0.25])}, torch.tensor([0.7, 0.1, 0.1, 0.1])
     probs = torch.tensor([[0.9, 0.1, 0.0, 0.0], [0.1, 0.9, 0.0, 0.0]])
-    label, kept = rule.believe(torch.arange(2), probs)
-    assert rule.level.item() == pytest.approx(0.9)
+    label, kept = DDRFed(alpha=0.0).accept(probs, shares, memory)
+    assert dema(memory["dema"], 4).item() == pytest.approx(0.9)
     assert label.tolist() == [0, 1]
     assert kept.tolist() == [False, True]  # .9 + .7 − .3 → .999 for class 0, .9 + .1 − .3 = .7 for class 1
 
@@ -154,7 +164,7 @@ def loss_of(**options: Any) -> tuple[float, torch.Tensor, dict[str, float]]:
     net, tally = Table(ROWS), Tally(client(world, [], 2), 2)
     method = DDRFed(**{"gdgm": False, "dcbt": False, "threshold": 0.8, **options})
     weak, strong = torch.tensor([0, 1]), torch.tensor([2, 3])
-    loss = method.unlabeled_loss(net, torch.arange(2), weak, strong, FixedThreshold(0.8), tally)
+    loss = method.unlabeled_loss(net, torch.arange(2), weak, strong, lambda probs: confident(probs, 0.8), tally)
     loss.backward()
     assert net.rows.grad is not None
     return float(loss.detach()), net.rows.grad.abs().sum(dim=1) > 0, tally.means

@@ -18,10 +18,10 @@ from tacit.engine import run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import Net, Participation, Train, resolve
 from tacit.method import Reply, Task
+from tacit.methods.ddrfed.diffusion import add_noise, ddim_step, ddpm_step, image_shares, times_back
 from tacit.methods.ddrfed.gdgm import Diffusion, Generation
 from tacit.nets.unet import build_unet
 from tacit.payload import tensor_in, weights_in
-from tacit.methods.ddrfed.diffusion import add_noise, ddim_step, ddpm_step, image_shares, times_back
 from tacit.record import Run
 from tacit.sides import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
 from tacit.views import Views

@@ -13,12 +13,11 @@ from tacit.data.federation import Federation
 from tacit.engine import Plan, prepare, run_experiment
 from tacit.experiment import resolve
 from tacit.method import Reply, Task
-from tacit.methods.feddb import FedDB
+from tacit.methods.feddb import FedDB, cross_entropy_parts, descend_in_parts, parallel_batches
 from tacit.payload import tensor_in, weights_in
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias
 from tacit.pieces.descent import sgd
-from tacit.methods.feddb import cross_entropy_parts, descend_in_parts, paired_batches
 from tacit.pieces.label import confident
 from tacit.record import Run
 from tacit.sides import Client, Hub, Moment, Workbench
@@ -164,7 +163,7 @@ def test_one_step_by_hand() -> None:
     reply, me = world.train(FedDB(threshold=0.8, weight=2.0))
     sure, label = me.labelling.kept[0], me.labelling.label[0]
     believed, guess, labeled = me.shard.unlabeled[sure], label[sure], me.shard.labeled
-    first, second = next(paired_batches(len(labeled), len(believed), 0, me.rng("order")))
+    first, second = next(parallel_batches(len(labeled), len(believed), 0, me.rng("order")))
     net = me.model(world.weights)
     weak = me.views.weak_view(labeled.images[first], me.rng("labeled views"))
     strong = me.views.strong_view(believed[second], me.rng("unlabeled views"))
@@ -244,9 +243,9 @@ def test_the_gradient_of_parts_is_the_gradient_of_the_whole(chunk: int) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_paired_batches_cover_both_sets() -> None:
+def test_parallel_batches_cover_both_sets() -> None:
     generator = torch.Generator().manual_seed(0)
-    pairs = list(paired_batches(5, 23, 8, generator))
+    pairs = list(parallel_batches(5, 23, 8, generator))
     assert sorted(torch.cat([second for _, second in pairs]).tolist()) == list(range(23))
     assert all(sorted(first.tolist()) == list(range(5)) for first, _ in pairs)
 

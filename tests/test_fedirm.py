@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from runs import digest
 from tacit.method import Reply, Task
-from tacit.methods.fedirm import FedIRM, FedIRMWarmUp
-from tacit.payload import Payload, first_not_finite, tensor_in, tensors, weights_in
 from tacit.methods.fedirm import (
+    FedIRM,
+    FedIRMWarmUp,
     RelatedLabels,
     dropout_entropy,
     entropy_limit,
@@ -29,6 +29,7 @@ from tacit.methods.fedirm import (
     reliable,
     two_view_loss,
 )
+from tacit.payload import Payload, first_not_finite, tensor_in, tensors, weights_in
 from tacit.pieces.teacher import ramp_up
 from tacit.record import Run
 from tacit.sides import Client

@@ -15,19 +15,23 @@ from tacit.data.federation import Federation
 from tacit.engine import Plan, prepare
 from tacit.experiment import resolve
 from tacit.method import Reply, Task
-from tacit.methods.fedmatch import FedMatch
-from tacit.payload import Payload, Weights, tensor_in, weights_in
-from tacit.pieces.aggregate import stacked
 from tacit.methods.fedmatch import (
+    Decomposed,
+    FedMatch,
     advice_of,
     agreed_labels,
+    cut_small,
+    disjoint_batches,
+    disjoint_penalty,
     helpers_of,
     inter_client_consistency,
+    joined,
     nearest_rows,
     noise_image,
     refreshed,
 )
-from tacit.methods.fedmatch import Decomposed, cut_small, disjoint_batches, disjoint_penalty, joined
+from tacit.payload import Payload, Weights, tensor_in, weights_in
+from tacit.pieces.aggregate import stacked
 from tacit.pieces.descent import descend, sgd
 from tacit.recipes import known_recipes, load_recipe
 from tacit.record import Run
@@ -172,8 +176,8 @@ def test_debiasing_is_each_models_own() -> None:
     assert debiased.votes.tolist() == [[0, 1]]  # .4/.25 > .6/.75
     assert plain.label(both, own).kept.tolist() == [True, False]
     assert debiased.label(both, own).kept.tolist() == [True, False]  # .9/.75 : .1/.25 = 3 : 1
-    assert plain.rule.believe(both, own).label.tolist() == [0, 0]
-    assert debiased.rule.believe(both, own).label.tolist() == [0, 1]
+    assert plain.accept(own).label.tolist() == [0, 0]
+    assert debiased.accept(own).label.tolist() == [0, 1]
     assert torch.equal(debiased.probs, helper)  # what consistency looks at stays as it is
 
 

@@ -15,12 +15,10 @@ from runs import World, client, hub, world_of
 from tacit.experiment import resolve
 from tacit.method import Reply, Task
 from tacit.methods import fl2
-from tacit.methods.fl2 import FL2
-from tacit.methods.semifl import SemiFL
+from tacit.methods.fl2 import ETA, FL2, asam_perturbation, consistency_term, masked_divergence, sharpness_consistency
+from tacit.methods.semifl import SemiFL, fit_fix_and_mix
 from tacit.payload import Weights, weights_in
 from tacit.pieces import sharpness
-from tacit.methods.semifl import fit_fix_and_mix
-from tacit.methods.fl2 import ETA, asam_perturbation, consistency_term, masked_divergence, sharpness_consistency
 from tacit.pieces.statistics import still_statistics
 from tacit.pieces.train import weights_of
 from tacit.record import Run

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacit.methods import semifl
+from tacit.methods.semifl import fit_fix_and_mix
 from tacit.nets import Net, build, resnet
 from tacit.nets.layers import Layers, initialise
 from tacit.nets.resnet import Block
-from tacit.pieces import consistency, mixup
-from tacit.pieces.consistency import FixedThreshold, TwoViews, learn_by_batch
+from tacit.pieces import consistency
+from tacit.pieces.consistency import TwoViews, learn_by_batch
 from tacit.pieces.descent import descend, give_momentum, live_taps_only, momentum_of, sgd
+from tacit.pieces.label import confident
 from tacit.pieces.live_taps import LiveConvolution, TappedConv2d, convolve, live_taps, normalise
-from tacit.methods.semifl import fit_fix_and_mix
+from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.statistics import recompute_statistics
 from tacit.pieces.train import weights_of
 
@@ -240,8 +243,14 @@ def test_nobody_may_ask_the_whole_layer_meanwhile() -> None:
 def batch_wise(net: Net, x: Tensor, y: Tensor) -> float:
     views = iter([TwoViews(which, x[which], x[which] + 0.1) for which in torch.arange(24).split(8)])
     known = ((x[which], y[which]) for which in torch.arange(24).split(8))
-    rule, settings = FixedThreshold(0.1), {"weight": 1.0, "clip": 1.0, "tell": lambda *_: None}
-    return learn_by_batch(net, views, known, rule, optimizer=sgd(net, lr=0.05, weight_decay=5e-2), **settings)
+
+    def unlabeled_loss(index: Tensor, shown: Tensor, learned: Tensor) -> Tensor:
+        with torch.no_grad():
+            label, accepted = confident(net(shown).softmax(dim=1), 0.1)
+        return masked_cross_entropy(net(learned), label, accepted)
+
+    optimizer = sgd(net, lr=0.05, weight_decay=5e-2)
+    return learn_by_batch(net, views, known, unlabeled_loss, optimizer=optimizer, clip=1.0)
 
 
 def fix_and_mix(net: Net, x: Tensor, y: Tensor) -> float:
@@ -253,7 +262,7 @@ def fix_and_mix(net: Net, x: Tensor, y: Tensor) -> float:
 
 
 def test_who_else_adds_a_loss_may_look_at_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixup, "live_taps_only", lambda *_: pytest.fail("live taps alone"))
+    monkeypatch.setattr(semifl, "live_taps_only", lambda *_: pytest.fail("live taps alone"))
     net = net_for(28).train()
     x, y = torch.randn(4, 1, 28, 28, generator=seeded(1)), torch.arange(4)
     settings = {"strong": lambda x, _: x, "weak": lambda x, _: x, "weight": 0.0, "shape": 0.75, "clip": 1.0}
@@ -262,7 +271,7 @@ def test_who_else_adds_a_loss_may_look_at_the_weights(monkeypatch: pytest.Monkey
         assert fit_fix_and_mix(net, (x, y), (x, y), **settings, **own, **also) > 0
 
 
-@pytest.mark.parametrize(("module", "train"), [(consistency, batch_wise), (mixup, fix_and_mix)])
+@pytest.mark.parametrize(("module", "train"), [(consistency, batch_wise), (semifl, fix_and_mix)])
 def test_loops_of_several_passes_a_step_may_train_live_taps_alone(
     module: ModuleType, train: Callable[[Net, Tensor, Tensor], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,8 @@ from tacit import engine, nets, payload
 from tacit.engine import Plan, Silence, run_experiment
 from tacit.experiment import resolve
 from tacit.machine import cpu_type
-from tacit.pieces.aggregate import gradient_diversity
 from tacit.methods.rscfed import model_distance
+from tacit.pieces.aggregate import gradient_diversity
 from tacit.pieces.train import weights_of
 
 

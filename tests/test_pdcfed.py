@@ -9,25 +9,22 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from runs import World, client, hub, world_of
 from tacit.errors import TacitError
 from tacit.experiment import resolve
 from tacit.method import Reply, Task
 from tacit.methods import pdcfed
-from tacit.methods.pdcfed import PDCFed
-from tacit.payload import Payload, Weights, tensor_in, weights_in
-from tacit.pieces.consistency import Debiased, FixedThreshold, TwoViews, learn_by_batch
-from tacit.pieces.descent import sgd
-from tacit.pieces.two_stage import (
-    TwoStage,
+from tacit.methods.pdcfed import (
+    PDCFed,
     agreement,
     masked_entropy,
     rising_share,
     two_stage_labels,
     usualness,
 )
+from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.record import Run
 from tacit.sides import Client
 
@@ -38,9 +35,12 @@ def world(placement: str = "some-clients", **settings: Any) -> World:
     return world_of("pdcfed", placement, **settings)
 
 
-def rule(**changes: Any) -> TwoStage:
-    usual = {"mean": torch.tensor(0.5), "variance": torch.tensor(1.0), "decay": 1.0}
-    return TwoStage(**{**usual, "upper": 0.8, "lower": 0.5, "least": 0.6, **changes})
+def method(**changes: Any) -> PDCFed:
+    return PDCFed(**{"threshold": 0.8, "lower": 0.5, "agreement": 0.6, "decay": 1.0, "entropy": 0.0, **changes})
+
+
+def usual(mean: float = 0.5, variance: float = 1.0) -> Weights:
+    return {"mean": torch.tensor(mean), "variance": torch.tensor(variance)}
 
 
 # Formulas
@@ -101,23 +101,20 @@ def test_entropy_by_hand_and_its_direction() -> None:
     assert logits.grad[1].tolist() == [0.0, 0.0]
 
 
-# The rule
+# Selection
 
 
 def test_running_mean_and_variance() -> None:
     """Shares 1, 0, ½ (of two classes): mean ½, unbiased variance ¼; taken in before they decide."""
     weak = torch.tensor([[0.7, 0.2], [0.6, 0.4], [0.6, 0.4]])
     strong = torch.tensor([[0.71, 0.3], [0.6, 0.4], [0.7, 0.3]])
-    this = rule(mean=torch.tensor(0.1), decay=0.9)
-    this.believe_pair(torch.arange(3), weak, strong)
-    assert this.mean.item() == pytest.approx(0.9 * 0.1 + 0.1 * 0.5)
-    assert this.variance.item() == pytest.approx(0.9 * 1.0 + 0.1 * 0.25)
-    assert {name: float(value) for name, value in this.memory().items()} == pytest.approx(
-        {"mean": 0.14, "variance": 0.925}
-    )
-    narrow = rule(mean=torch.tensor(0.0), variance=torch.tensor(1e-9), decay=0.0)  # only this batch counts
-    narrow.believe_pair(torch.arange(3), weak, strong)
-    assert (narrow.mean.item(), narrow.variance.item()) == (0.5, 0.25)
+    memory = usual(mean=0.1)
+    method(decay=0.9).select(weak, strong, memory)
+    assert memory["mean"].item() == pytest.approx(0.9 * 0.1 + 0.1 * 0.5)
+    assert memory["variance"].item() == pytest.approx(0.9 * 1.0 + 0.1 * 0.25)
+    narrow = usual(mean=0.0, variance=1e-9)
+    method(decay=0.0).select(weak, strong, narrow)  # only this batch counts
+    assert (narrow["mean"].item(), narrow["variance"].item()) == (0.5, 0.25)
 
 
 def test_both_stages_by_hand() -> None:
@@ -125,74 +122,44 @@ def test_both_stages_by_hand() -> None:
     weak = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.6, 0.4], [0.45, 0.55], [0.5, 0.5]])
     strong = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.1, 0.9], [0.44, 0.56], [0.51, 0.49]])
     # distances: 1.131, .283, .707, .014, .014; agreements: .322, .753, .493, .986, .986
-    label, kept = rule().believe_pair(torch.arange(5), weak, strong)
+    (label, kept), _ = method().select(weak, strong, usual())
     assert label.tolist()[:4] == [0, 0, 0, 1]
     assert kept.tolist() == [True, True, False, True, False]  # the last is not above `lower`
-    assert rule(least=0.4).believe_pair(torch.arange(5), weak, strong).kept.tolist() == [True] * 4 + [False]
+    assert method(agreement=0.4).select(weak, strong, usual())[0].kept.tolist() == [True] * 4 + [False]
 
 
 def test_entropy_is_of_views_that_agree() -> None:
     """Stage one's image does not agree, so it is learned but not sharpened; and the second stage's is both."""
     weak = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.45, 0.55], [0.5, 0.5]])
     strong = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.9, 0.1], [0.51, 0.49]])
-    this = rule(entropy=0.5)
-    kept = this.believe_pair(torch.arange(4), weak, strong).kept
+    (label, kept), certain = method().select(weak, strong, usual())
     assert kept.tolist() == [True, True, False, False]
-    expected = masked_entropy(strong.log(), torch.tensor([False, True, False, False]), 0.9)
-    assert torch.as_tensor(this.extra_loss(strong.log(), kept)).item() == pytest.approx(0.5 * expected.item())
-    assert rule().extra_loss(strong.log(), kept) == 0.0
+    assert certain.tolist() == [False, True, False, False]
+    expected = masked_entropy(strong.log(), certain, 0.9)
+    with_entropy, without = (
+        method(weight=1.0, entropy=entropy).unlabeled_loss(strong.log(), label, kept, certain).item()
+        for entropy in (0.5, 0.0)
+    )
+    assert with_entropy - without == pytest.approx(0.5 * expected.item(), abs=1e-6)
 
 
 def test_one_softmax_unless_released() -> None:
     """With two, a perfect prediction still costs ln(1 + 1/e): the loss cannot tell sure from very sure."""
     logits, label, kept = torch.tensor([[20.0, 0.0]]), torch.tensor([0]), torch.tensor([True])
-    assert rule().label_loss(logits, label, kept).item() == pytest.approx(0.0, abs=1e-6)
+    assert method(weight=1.0).unlabeled_loss(logits, label, kept, kept).item() == pytest.approx(0.0, abs=1e-6)
     assert PDCFed().double_softmax is False
-    released = rule(double_softmax=True).label_loss(logits, label, kept).item()
+    released = method(weight=1.0, double_softmax=True).unlabeled_loss(logits, label, kept, kept).item()
     assert released == pytest.approx(math.log1p(math.exp(-1.0)), rel=1e-5)
 
 
-class Scale(nn.Module):
-    """Logits (0, w · x): x is the view."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([torch.zeros_like(x), x * self.weight], dim=1)
-
-
-def test_the_loop_shows_the_rule_both_views() -> None:
-    shown, learned = torch.tensor([2.0, 1.0]), torch.tensor([1.0, 0.5])
-    this, told = rule(entropy=0.3), []
-    net = Scale()
-    loss = learn_by_batch(
-        net,
-        [TwoViews(torch.tensor([4, 7]), shown, learned)],
-        None,
-        this,
-        optimizer=sgd(net, lr=1e-9),
-        weight=0.5,
-        clip=0.0,
-        tell=lambda *said: told.append(said),
-    )
-    twin = rule(entropy=0.3)
-    logits = Scale()(learned)
-    label, kept = twin.believe_pair(torch.tensor([4, 7]), Scale()(shown).softmax(dim=1), logits.softmax(dim=1).detach())
-    cross_entropy = (F.cross_entropy(logits, label, reduction="none") * kept).sum() / 2
-    expected = 0.5 * cross_entropy + 0.3 * masked_entropy(logits, torch.tensor([True, True]), 0.9)
+def test_the_loss_of_a_batch_by_hand() -> None:
+    """Weak views are labelled, strong views learned: the weighted cross-entropy over all, and the entropy term."""
+    weak, strong = torch.tensor([[0.0, 2.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [0.0, 0.5]])  # logits
+    (label, kept), certain = method().select(weak.softmax(dim=1), strong.softmax(dim=1), usual())
     assert kept.tolist() == [True, True]  # one by each stage: .88, and .73 in agreement
-    assert loss == pytest.approx(expected.item(), rel=1e-5)
-    assert told[0][2].tolist() == [True, True]
-
-
-def test_other_rules_do_not_ask_the_second_view() -> None:
-    weak = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
-    assert FixedThreshold(0.8).believe_pair(torch.arange(2), weak, weak.flip(0)).kept.tolist() == [True, False]
-    debiased = Debiased(rule(lower=0.0), torch.tensor([0.5, 0.5]), images=4)
-    assert debiased.believe_pair(torch.arange(2), weak, weak).kept.tolist() == [True, True]
-    assert debiased.prior.tolist() == pytest.approx([0.575, 0.425])  # half of ½, ½; half of the batch's .65, .35
+    expected = 0.5 * F.cross_entropy(strong, torch.tensor([1, 1])) + 0.3 * masked_entropy(strong, certain, 0.9)
+    loss = method(weight=0.5, entropy=0.3).unlabeled_loss(strong, label, kept, certain)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 # Clients
@@ -213,11 +180,11 @@ def test_an_unlabelled_client_goes_on_where_it_stopped(here: World, weights: Wei
     me = client(here, 1)
     assert not len(me.shard.labeled)
     first = method.client_train(Task(1, {"model": weights}), {}, me)
-    start = method.rule({}, client(here, 1))
-    assert (start.mean.item(), start.variance.item()) == (pytest.approx(0.1), 1.0)
+    start = method.recall({}, client(here, 1))
+    assert (start["mean"].item(), start["variance"].item()) == (pytest.approx(0.1), 1.0)
     assert 0 < float(tensor_in(first.keep, "variance")) < 1.0
-    going_on = method.rule(first.keep, client(here, 1))
-    assert torch.equal(going_on.mean, tensor_in(first.keep, "mean"))
+    going_on = method.recall(first.keep, client(here, 1))
+    assert torch.equal(going_on["mean"], tensor_in(first.keep, "mean"))
     second = method.client_train(Task(1, {"model": weights}), first.keep, client(here, 1))
     assert not torch.equal(tensor_in(second.keep, "mean"), tensor_in(first.keep, "mean"))
     assert set(second.keep) == {"mean", "variance", "momentum"}

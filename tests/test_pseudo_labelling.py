@@ -13,21 +13,13 @@ from torch import Tensor, nn
 from runs import digest
 from tacit.method import Reply, Task
 from tacit.methods.fixmatch import FixMatch
+from tacit.methods.flexmatch import FlexMatch
+from tacit.methods.freematch import FreeMatch
 from tacit.payload import Payload
-from tacit.pieces.consistency import (
-    Debiased,
-    FixedThreshold,
-    Flexible,
-    Rule,
-    SelfAdaptive,
-    TwoViews,
-    endless_batches,
-    learn_by_batch,
-    two_view_batches,
-)
-from tacit.pieces.debias import average_prediction, debias
+from tacit.pieces.consistency import TwoViews, endless_batches, learn_by_batch, two_view_batches
+from tacit.pieces.debias import average_prediction, debias, debiasing
 from tacit.pieces.descent import sgd
-from tacit.pieces.label import PseudoLabels, confident
+from tacit.pieces.loss import masked_cross_entropy
 from tacit.record import Run
 from tacit.sides import Client
 
@@ -66,51 +58,36 @@ def test_labelled_batches_never_end_and_keep_their_labels() -> None:
     assert sorted(torch.cat([labels for _, labels in seen]).tolist()) == sorted([0, 10, 20, 30, 40, 50] * 3)
 
 
-class Told:
-    """Writes down what the loop tells."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def __call__(self, index: Tensor, label: Tensor, kept: Tensor) -> None:
-        self.said.append((index, label, kept))
-
-
-class Always(Rule):
-    """Believes in class 1 for every second image, and adds 0.5 to the loss."""
-
-    def believe(self, index: Tensor, probs: Tensor) -> PseudoLabels:
-        return PseudoLabels(torch.ones(len(index), dtype=torch.int64), index % 2 == 0)
-
-    def extra_loss(self, logits: Tensor, kept: Tensor) -> Tensor | float:
-        return 0.5
-
-
-def one_step(weight: float, labeled: Iterator[tuple[Tensor, Tensor]] | None) -> tuple[float, Tensor, Told]:
+def one_step(weight: float, labeled: Iterator[tuple[Tensor, Tensor]] | None) -> tuple[float, Tensor]:
+    """A step in which every second image is accepted as class 1, and 0.5 is added to the loss."""
     model = nn.Linear(1, 2)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.1], [0.3]]))
         model.bias.zero_()
+
+    def unlabeled_loss(index: Tensor, shown: Tensor, learned: Tensor) -> Tensor:
+        assert not shown.any()
+        label = torch.ones(len(index), dtype=torch.int64)
+        return weight * masked_cross_entropy(model(learned), label, index % 2 == 0) + 0.5
+
     batch = TwoViews(torch.tensor([0, 1, 2, 3]), torch.zeros(4, 1), torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
-    told = Told()
     optimizer = sgd(model, lr=1.0, momentum=0.0)
-    loss = learn_by_batch(model, [batch], labeled, Always(), optimizer=optimizer, weight=weight, clip=0.0, tell=told)
-    return loss, model.weight.detach(), told
+    loss = learn_by_batch(model, [batch], labeled, unlabeled_loss, optimizer=optimizer, clip=0.0)
+    return loss, model.weight.detach()
 
 
 def test_one_step_by_hand() -> None:
-    """The loss is over all four images though two are believed; labels are weighted 1; the extra term is added."""
+    """The loss is over all four images though two are accepted; labels are weighted 1; the extra term is added."""
     start = torch.tensor([[0.1], [0.3]])
     logits = torch.tensor([[1.0], [3.0]]) @ start.T
     believed = F.cross_entropy(logits, torch.ones(2, dtype=torch.int64), reduction="sum") / 4
-    loss, _, told = one_step(2.0, None)
+    loss, _ = one_step(2.0, None)
     assert loss == pytest.approx(2.0 * believed.item() + 0.5, abs=1e-6)
-    assert told.said[0][2].tolist() == [True, False, True, False]
     own = (torch.tensor([[5.0]]), torch.tensor([0]))
     truth = F.cross_entropy(torch.tensor([[5.0]]) @ start.T, torch.tensor([0])).item()
-    with_labels, _, _ = one_step(2.0, iter([own]))
+    with_labels, _ = one_step(2.0, iter([own]))
     assert with_labels == pytest.approx(2.0 * believed.item() + 0.5 + truth, abs=1e-6)
-    _, weights, _ = one_step(0.0, None)
+    _, weights = one_step(0.0, None)
     assert torch.allclose(weights, start)  # weight 0: nothing is learned from pseudo-labels
 
 
@@ -119,12 +96,12 @@ def test_one_step_by_hand() -> None:
 def test_flexmatch_against_a_plain_loop(seed: int, threshold: float) -> None:
     """Thresholds from before the batch; only confidence of the full threshold is remembered."""
     generator, classes, count = seeded(seed), 3, 12
-    rule = Flexible(threshold, torch.full((count,), -1), classes)
+    method, memory = FlexMatch(threshold=threshold), {"last_sure": torch.full((count,), -1)}
     last = [-1] * count
     for _ in range(5):
         index = torch.randperm(count, generator=generator)[:5]
         probs = torch.rand(5, classes, generator=generator).mul(4).softmax(dim=1)
-        label, kept = rule.believe(index, probs)
+        label, kept = method.accept(index, probs, memory)
         most = max(last.count(value) for value in range(-1, classes))
         learned = [last.count(c) / most for c in range(classes)]
         for place in range(5):
@@ -137,7 +114,7 @@ def test_flexmatch_against_a_plain_loop(seed: int, threshold: float) -> None:
         for place, number in enumerate(index.tolist()):
             if float(probs[place].max()) >= torch.tensor(threshold):
                 last[number] = int(probs[place].argmax())
-        assert rule.memory()["last_sure"].tolist() == last
+        assert memory["last_sure"].tolist() == last
 
 
 @settings(max_examples=60, deadline=None)
@@ -145,11 +122,12 @@ def test_flexmatch_against_a_plain_loop(seed: int, threshold: float) -> None:
 def test_freematch_against_a_plain_loop(seed: int, decay: float) -> None:
     generator, classes = seeded(seed), 3
     even = torch.full((classes,), 1 / classes)
-    rule = SelfAdaptive(torch.tensor(1 / classes), even, even, decay, fairness=0.0)
+    method = FreeMatch(decay=decay)
+    memory = {"confidence": torch.tensor(1 / classes), "mean_prediction": even, "histogram": even}
     usual, mean, histogram = 1 / classes, [1 / classes] * classes, [1 / classes] * classes
     for _ in range(4):
         probs = torch.rand(6, classes, generator=generator).mul(4).softmax(dim=1)
-        label, kept = rule.believe(torch.arange(6), probs)
+        label, kept = method.accept(torch.arange(6), probs, memory)
         rows = probs.tolist()
         best = [row.index(max(row)) for row in rows]
         usual = decay * usual + (1 - decay) * sum(max(row) for row in rows) / 6
@@ -160,44 +138,31 @@ def test_freematch_against_a_plain_loop(seed: int, decay: float) -> None:
             assert label[place] == best[place]
             if abs(max(row) - needed) > 1e-5:
                 assert bool(kept[place]) == (max(row) >= needed)
-    memory = rule.memory()
     assert memory["confidence"].item() == pytest.approx(usual, abs=1e-5)
     assert memory["mean_prediction"].tolist() == pytest.approx(mean, abs=1e-5)
     assert memory["histogram"].tolist() == pytest.approx(histogram, abs=1e-5)
 
 
-def test_the_debias_plug_in_wraps_any_rule() -> None:
-    prior, probs = torch.tensor([0.81, 0.19]), torch.tensor([[0.6, 0.4]])
-    rule = Debiased(FixedThreshold(0.7), prior, images=21)  # the prior becomes .8 and .2
-    assert rule.believe(torch.tensor([0]), probs) == PseudoLabels(torch.tensor([1]), torch.tensor([True]))  # 0.75 : 2
-    torch.testing.assert_close(rule.prior, torch.tensor([0.8, 0.2]))
-    inside = Flexible(0.7, torch.tensor([-1]), 2)
-    Debiased(inside, prior, images=21).believe(torch.tensor([0]), probs)
-    assert inside.memory()["last_sure"].tolist() == [1]
-    assert Debiased(inside, torch.ones(2), images=1).memory() == inside.memory()
+def test_the_debias_plug_in_divides_the_moving_prior_out() -> None:
+    debiased = debiasing(torch.tensor([0.81, 0.19]), images=21)  # the prior becomes .8 and .2
+    torch.testing.assert_close(debiased(torch.tensor([[0.6, 0.4]])), torch.tensor([[0.75, 2.0]]) / 2.75)
 
 
 def test_the_plug_in_follows_the_model() -> None:
     """The model drifts towards class 1 while it learns: a prior from the round's start would raise class 1 further."""
-    rule = Debiased(FixedThreshold(0.5), torch.tensor([0.8, 0.2]), images=100)
+    debiased, stale = (debiasing(torch.tensor([0.8, 0.2]), images) for images in (100, 10**9))
     drifted = torch.tensor([[0.4, 0.6]]).expand(10, 2)
-    for _ in range(40):
-        label = rule.believe(torch.arange(10), drifted).label
-    assert rule.prior.tolist() == pytest.approx([0.4, 0.6], abs=0.01)
-    stale = Debiased(FixedThreshold(0.5), torch.tensor([0.8, 0.2]), images=10**9)
-    assert stale.believe(torch.arange(10), drifted).label.tolist() == [1] * 10
-    one = rule.believe(torch.tensor([0]), torch.tensor([[0.45, 0.55]]))  # less of 1 than usual: it is a 0
-    assert one.label.tolist() == [0]
-    assert len(label) == 10
+    for _ in range(60):
+        fair = debiased(drifted)
+    assert fair.flatten().tolist() == pytest.approx([0.5] * 20, abs=0.01)  # the prior is what the model says
+    assert stale(drifted).argmax(dim=1).tolist() == [1] * 10
+    assert debiased(torch.tensor([[0.45, 0.55]])).argmax(dim=1).tolist() == [0]  # less of 1 than usual: it is a 0
 
 
 def test_labelling_all_images_at_once_uses_their_own_mean() -> None:
     probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.9, 0.1]])
-    rule = Debiased(FixedThreshold(0.5), torch.tensor([0.1, 0.9]), images=3)
-    expected = confident(debias(probs, average_prediction(probs)), 0.5)
-    believed = rule.believe(torch.arange(3), probs)
-    assert believed.label.tolist() == expected.label.tolist()
-    assert believed.kept.tolist() == expected.kept.tolist()
+    debiased = debiasing(torch.tensor([0.1, 0.9]), images=3)
+    torch.testing.assert_close(debiased(probs), debias(probs, average_prediction(probs)))
 
 
 @pytest.mark.parametrize(

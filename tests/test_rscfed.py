@@ -19,9 +19,8 @@ from runs import TINY, digest, timeless
 from tacit.engine import run_experiment
 from tacit.experiment import Participation, resolve
 from tacit.method import Reply, Task
-from tacit.methods.rscfed import RSCFed
+from tacit.methods.rscfed import RSCFed, distance_shares, model_distance
 from tacit.payload import Payload, tensors, weights_in
-from tacit.methods.rscfed import distance_shares, model_distance
 from tacit.pieces.consistency import TwoViews
 from tacit.pieces.descent import sgd
 from tacit.pieces.teacher import early_decay, follow, learn_with_teacher, sharpen, squared_error

@@ -14,12 +14,11 @@ from tacit.engine import Plan, prepare
 from tacit.experiment import resolve
 from tacit.method import Reply, Task
 from tacit.methods import semifl
-from tacit.methods.semifl import SemiFL
+from tacit.methods.semifl import SemiFL, beta_share, fit_fix_and_mix, mix_set
 from tacit.payload import Weights, weights_in
 from tacit.pieces import mixup
 from tacit.pieces.descent import give_momentum, momentum_of, sgd
 from tacit.pieces.label import PseudoLabels
-from tacit.methods.semifl import beta_share, fit_fix_and_mix, mix_set
 from tacit.pieces.statistics import pooled_statistics, recompute_statistics
 from tacit.pieces.train import weights_of
 from tacit.record import Run

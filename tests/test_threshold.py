@@ -7,15 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.pieces.threshold import (
-    balanced_labels,
-    balanced_thresholds,
-    class_shares,
-    flexible_thresholds,
-    self_adaptive_fairness,
-    self_adaptive_thresholds,
-    tail_classes,
-)
+from tacit.methods.cbafed import balanced_labels, balanced_thresholds, tail_classes
+from tacit.methods.flexmatch import flexible_thresholds
+from tacit.methods.freematch import self_adaptive_fairness
+from tacit.pieces.threshold import class_shares, self_adaptive_thresholds
 
 counts_of_classes = st.lists(st.integers(0, 10_000), min_size=2, max_size=120).map(
     lambda counts: torch.tensor(counts, dtype=torch.float32)
