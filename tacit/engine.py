@@ -27,7 +27,7 @@ from tacit.kept import Kept
 from tacit.kinds import Party
 from tacit.machine import change_of_type, cpu_type
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Payload, Weights, weights_in
+from tacit.payload import Payload, Weights
 from tacit.pieces.train import predict
 from tacit.record import OpenRun, Run, check_same
 from tacit.sides import Hub, Moment, Setup, Workbench
@@ -371,7 +371,7 @@ class Engine:
         local: list[dict[str, Any]] = []
         for reply in replies:
             is_model = isinstance(reply.send.get("model"), Mapping)
-            probs = self.backend.predict_test(weights_in(reply.send, "model")) if is_model else None
+            probs = self.backend.predict_test(reply.weights("model")) if is_model else None
             local.append(score(probs, self.test_labels) if probs is not None else {})
         return {f"clients_{name}": [scores.get(name) for scores in local] for name in ("accuracy", "per_class")}
 
