@@ -215,7 +215,7 @@ def test_another_process_of_this_machine_starts_nothing(world: World) -> None:
     with httpx.Client(verify=str(world.home / "ca.crt"), base_url=f"https://localhost:{world.port}") as client:
 
         def post(path: str, message: Any, **headers: str) -> httpx.Response:
-            headers |= {"content-type": "application/x-protobuf"}
+            headers |= {"content-type": "application/protobuf"}
             return client.post(path, content=message.SerializeToString(), headers=headers)
 
         start = StartRunRequest(fab=Fab(content=own_bundle()))
@@ -255,7 +255,7 @@ def test_a_signature_is_for_one_message_once(world: World) -> None:
 
         plain = NodeAuthHttpInterceptor(key, key.public_key())
         plain.intercept(Context, lambda context: None)
-        flowers = {**Context.request.headers, "content-type": "application/x-protobuf"}
+        flowers = {**Context.request.headers, "content-type": "application/protobuf"}
         time = flowers["flwr-timestamp"]
 
         def send(body: bytes, **more: str) -> int:
@@ -275,26 +275,27 @@ def test_a_signature_is_for_one_message_once(world: World) -> None:
 def test_what_nobody_may_send_is_not_kept_in_memory(world: World, how: str) -> None:
     """300 MB to the port without a key: Flower alone would hold all of it, twice."""
     superlink = next(pid for pid in descendants(world.server.popen.pid) if "superlink" in command_of(pid))
-    before, sent = memory_of(superlink), 0
+    before = memory_of(superlink)
     trusted = ssl.create_default_context(cafile=str(world.home / "ca.crt"))
     piece = b"x" * (1 << 20)
     with (
         socket.create_connection(("localhost", world.port), timeout=60) as plain,
         trusted.wrap_socket(plain, server_hostname="localhost") as connection,
     ):
-        head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
+        head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Type: application/protobuf\r\n"
         head += {"told": b"Content-Length: 314572800\r\n\r\n", "chunked": b"Transfer-Encoding: chunked\r\n\r\n"}.get(
             how, b""
         )
-        with suppress(OSError):  # it hangs up
+        answer = b""
+        with suppress(OSError):  # it may hang up
             connection.sendall(head)
             for number in range(300):
                 chunk = {"chunked": b"100000\r\n" + piece + b"\r\n", "header": b"x-%d: " % number + piece + b"\r\n"}
                 connection.sendall(chunk.get(how, piece))
-                sent += 1
+            answer = connection.recv(100)
+    assert answer.split()[1:2] in ([], [b"401"], [b"400"])  # 400: too many headers, known before there is a call
     assert memory_of(superlink) - before < 100 << 20
     assert world.server.popen.poll() is None
-    assert sent < 300  # it did not listen to the end
 
 
 def test_the_server_opens_one_port_and_a_site_none(world: World) -> None:

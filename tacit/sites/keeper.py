@@ -122,8 +122,7 @@ def serve(home: ServerHome, say: Say, stop: threading.Event) -> None:
         )
         agreed: object = None
         while True:
-            if not home.insecure and (now := home.keys_state()) != agreed:
-                _agree(control, home, say)
+            if not home.insecure and (now := home.keys_state()) != agreed and _agree(control, home, say):
                 agreed = now
             if stop.wait(1.0):
                 return
@@ -168,19 +167,24 @@ def _wait_until_up(child: Child, home: ServerHome, stop: threading.Event, second
     return wait_until_ready(home, end - time.monotonic())
 
 
-def _agree(control: Any, home: ServerHome, say: Say) -> None:
-    """Make Flower's list of sites the folder's. The guard asks the folder itself, so nobody slips in before this."""
+def _agree(control: Any, home: ServerHome, say: Say) -> bool:
+    """Make Flower's list of sites the folder's; whether that worked. (The guard asks the folder itself: nobody slips
+    in before this.)"""
     keys: dict[str, bytes] = {}
     for name, path in home.site_keys().items():
         try:
             keys[name] = key_bytes(path)
         except TacitError as error:
             say(f"{name} could not be registered: {error}")
-    there = {site.name: site for site in control.sites()}
-    for name, site in there.items():
-        if keys.get(name) != site.public_key:
-            control.unregister(site)
-            say(f"{name} has another key now" if name in keys else f"{name} is no longer registered")
+    try:
+        there = {site.name: site for site in control.sites()}
+        for name, site in there.items():
+            if keys.get(name) != site.public_key:
+                control.unregister(site)
+                say(f"{name} has another key now" if name in keys else f"{name} is no longer registered")
+    except TacitError as error:
+        say(f"The sites could not be looked up: {error}")
+        return False
     for name, key in keys.items():
         try:
             if name not in there or there[name].public_key != key:
@@ -188,6 +192,7 @@ def _agree(control: Any, home: ServerHome, say: Say) -> None:
                 say(f"{name} is registered")
         except TacitError as error:
             say(f"{name} could not be registered: {error}")
+    return True
 
 
 # --- A site -----------------------------------------------------------------------------------------------
@@ -307,8 +312,8 @@ ENDINGS: tuple[tuple[str, bool, str], ...] = (
     (
         "[code: 2004]",
         False,
-        "The server at {server} does not let {name} in yet: it still believes in this site's last connection, which "
-        "ends within half a minute. Nothing was sent.",
+        "The server at {server} does not let {name} in yet: its key is just being registered, or the server still "
+        "believes in this site's last connection, which ends within half a minute. Nothing was sent.",
     ),
 )
 
