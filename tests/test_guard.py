@@ -4,6 +4,7 @@ import asyncio
 import base64
 import datetime
 import hashlib
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from tacit.errors import TacitError
-from tacit.sites import guard, process
+from tacit.sites import guard, keeper, process
+from tacit.sites.control import Known
 from tacit.sites.guard import Guard, Limits, signature_headers
 from tacit.sites.home import init_server, init_site, key_bytes, remove_site
 
@@ -299,6 +301,8 @@ def test_a_site_makes_a_few_calls_at_once() -> None:
 
     assert sorted(asyncio.run(four())) == [200, 200, 429, 429]
     assert server.call(PULL, signed(PULL, b"")) == 200  # and again when they are done
+    server = Server(limits=Limits(at_once=2), insecure=True)  # nobody knows there whose calls they are
+    assert asyncio.run(four()) == [200] * 4
 
 
 def test_a_message_that_ends_too_early_is_none() -> None:
@@ -345,6 +349,65 @@ def test_keys_come_and_go_with_their_files(tmp_path: Path) -> None:
     assert keys() == {}
     folder.rmdir()
     assert keys() == {}
+
+
+class List:
+    """Flower's list of sites, as the server's own connection shows it."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Known] = {}
+        self.done: list[str] = []
+        self.away = False
+
+    def sites(self) -> list[Known]:
+        if self.away:
+            raise TacitError("The server cannot be reached")
+        return list(self.known.values())
+
+    def register(self, name: str, key: bytes) -> None:
+        if key in {site.public_key for site in self.known.values()}:
+            raise TacitError("Public key already in use")
+        self.known[name] = Known(name, len(self.done), "registered", key)
+        self.done.append(f"+{name}")
+
+    def unregister(self, site: Known) -> None:
+        del self.known[site.name]
+        self.done.append(f"-{site.name}")
+
+
+def test_flowers_list_of_sites_is_made_the_folders(tmp_path: Path) -> None:
+    home = init_server(tmp_path / "server", (), "127.0.0.1", 8443, insecure=False)
+    pubs = {}
+    for name in ("a", "b", "c"):
+        init_site(tmp_path / name, name, "localhost:8443", insecure=False)
+        pubs[name] = tmp_path / name / f"{name}.pub"
+    folder, control = home.folder / "sites", List()
+    said: list[str] = []
+
+    def agree() -> list[str]:
+        control.done.clear()
+        assert keeper._agree(control, home, said.append)
+        return control.done
+
+    control.register("old", b"a key that is in no file")  # from an earlier time of the server
+    shutil.copy(pubs["a"], folder)
+    assert agree() == ["-old", "+a"]
+    assert agree() == []
+    shutil.copy(pubs["b"], folder / "a.pub")  # replaced
+    assert agree() == ["-a", "+a"]
+    assert control.known["a"].public_key == key_bytes(pubs["b"])
+    (folder / "a.pub").rename(folder / "b.pub")  # the same key under another name: taken away first
+    assert agree() == ["-a", "+b"]
+    shutil.copy(pubs["b"], folder / "twin.pub")
+    (folder / "c.pub").write_bytes(b"no key")
+    assert agree() == []
+    assert any("twin could not be registered" in line for line in said)
+    assert any("c could not be registered" in line for line in said)
+    (folder / "b.pub").unlink()
+    control.away = True
+    assert not keeper._agree(control, home, said.append)  # and it is tried again
+    control.away = False
+    assert agree() == ["-b", "+twin"]
 
 
 def test_the_secret_is_new_at_each_start_and_its_owners_alone(tmp_path: Path) -> None:

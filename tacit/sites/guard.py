@@ -200,7 +200,7 @@ class Guard:
             await self.application(scope, _once(body, receive), send)
         elif path in (INSECURE_CALLS if self.sites is None else SITE_CALLS):
             name = self._site(scope, headers)
-            if self._busy.get(name, 0) >= self.limits.at_once:
+            if self.sites is not None and self._busy.get(name, 0) >= self.limits.at_once:
                 raise Refused(429, "tacit: too many calls at once")
             self._busy[name] = self._busy.get(name, 0) + 1
             try:

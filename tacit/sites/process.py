@@ -35,6 +35,7 @@ from tacit.sites.guard import (
 )
 from tacit.sites.jobs import HOME
 from tacit.sites.relay import SOCKET
+from tacit.text import safe_lines
 
 HEARTBEAT = 10  # seconds, the least that Flower allows: a site that died may come back after twice that
 START_SERVER, START_SITE = 300, 60  # seconds that a process of Flower's may need to begin; on a busy machine its 30
@@ -146,7 +147,7 @@ def superlink() -> None:
             None if home.insecure else home.keys(),
             limits=Limits(reply=home.largest_reply_mb * 1_000_000),
             start_run_refusal=start_run_refusal,
-            say=lambda text: print(f"tacit: {text}", flush=True),
+            say=lambda text: print(safe_lines(f"tacit: {text}"), flush=True),
         )
 
     flower.create_app = guarded
@@ -234,7 +235,7 @@ def _signer(plain: Any) -> Any:
             response = super().intercept(context, signed)
             for reason in (UNKNOWN_KEY, OTHER_CLOCK):  # Flower ends without a word
                 if response.status_code == 401 and reason in response.text[:1000]:
-                    print(reason, flush=True)
+                    print(safe_lines(reason), flush=True)
             return response
 
     return Signer
