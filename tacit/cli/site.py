@@ -30,7 +30,7 @@ def _say(text: str) -> None:
 def init_server(
     host: Annotated[list[str] | None, typer.Option(help="a name or address by which sites reach it; repeat")] = None,
     bind: Annotated[str, typer.Option(help="the address it listens on (0.0.0.0: all of this machine's)")] = "",
-    port: Annotated[int, typer.Option(help="the port it listens on")] = 8443,
+    port: Annotated[str, typer.Option(help="the port it listens on", metavar="INTEGER")] = "8443",
     home: Home = SERVER,
     insecure: Insecure = False,
 ) -> None:
@@ -89,12 +89,25 @@ def init_client(
 
 @app.command()
 def serve(home: Home = SERVER) -> None:
-    """Run the server. Keys that are copied into its folder `sites/` are registered while it runs."""
+    """Run the server. Who may join is whose key lies in its folder `sites/`, at every moment."""
     from tacit.sites import keeper
     from tacit.sites.home import server_home
 
     found = server_home(home)
     _until_stopped(lambda stop: keeper.serve(_absolute(found), _say, stop))
+
+
+@app.command(epilog="Example: `tacit site remove north`")
+def remove(name: Annotated[str, typer.Argument(help="the name of the site")], home: Home = SERVER) -> None:
+    """Take a site's key away: the server refuses it from its next call on. For the server's own machine."""
+    from tacit.sites.home import remove_site, server_home
+
+    found = server_home(home)
+    remove_site(found, name)
+    _say(
+        f"{name} is removed: from now on its key is refused, in a running server, too, and a round that waits for it "
+        f"goes on without it. To let it in again, copy its {name}.pub into {found.folder / 'sites'}/."
+    )
 
 
 @app.command()
