@@ -24,25 +24,26 @@ METHODS = {
     "feddb": {},
     "bsemifl": {},
 }
-# One file name, and what each party has under it. Sites run their own: a hostile site simply has other code.
+# The same file everywhere, as sites and server demand; beside it lies what a hostile site makes of its model.
 ODD = """
 import torch
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 from tacit.method import Method, Reply
-from tacit.payload import weights_in
 
 @dataclass(frozen=True)
 class Odd(Method):
     presets: ClassVar = {"paper": {}, "smoke": {}}
     def client_train(self, task, kept, me):
         model = {name: tensor + 1 for name, tensor in task.weights("model").items()}
-        WHAT
+        lie = Path(__file__).with_name("lie")
+        if lie.exists():
+            model = eval(lie.read_text(), {"torch": torch, "model": model})
         return Reply(send={"model": model}, examples=1)
 """
-HONEST = "pass"
-NAN = "model = {name: tensor * float('nan') for name, tensor in model.items()}"
-LARGE = "model = {name: torch.zeros(100 * tensor.numel()) for name, tensor in model.items()}"
+NAN = "{name: tensor * float('nan') for name, tensor in model.items()}"
+LARGE = "{name: torch.zeros(100 * tensor.numel()) for name, tensor in model.items()}"
 # Counts its visits in what it keeps; the busy one takes its time, the patient one waits while a file says so.
 SLOW = """
 import time
@@ -103,11 +104,14 @@ def build(world: World) -> None:
         code = folder / "code" / name
         code.mkdir(parents=True)
         (code / "slow.py").write_text(SLOW)
-        (code / "odd.py").write_text(ODD.replace("WHAT", (HONEST, NAN, LARGE, HONEST)[number]))
+        (code / "odd.py").write_text(ODD)
+        (code / "changed.py").write_text(ODD.replace("Odd", "Changed") + f"# {name}'s own\n")
+        if number in (1, 2):
+            (code / "lie").write_text({1: NAN, 2: LARGE}[number])
         if number < 3:  # the fourth is never registered
             shutil.copy(folder / name / f"{name}.pub", world.home / "sites")
-    for name in ("odd", "slow", "absent"):
-        text = (SLOW if name == "slow" else ODD.replace("WHAT", HONEST)).replace("Odd", name.title())
+    for name in ("odd", "slow", "absent", "changed"):
+        text = (SLOW if name == "slow" else ODD).replace("Odd", name.title())
         (folder / f"{name}.py").write_text(text)
     world.serve()
     for number in range(3):
@@ -125,17 +129,18 @@ def start_site(world: World, number: int) -> None:
     name = f"site-{number}"
     code = world.folder / "code" / name
     data = world.folder / "parties" / name
-    world.join(name, data, "--method", code / "odd.py", "--method", code / "slow.py")
+    world.join(name, data, *(word for file in ("odd", "slow", "changed") for word in ("--method", code / f"{file}.py")))
 
 
 def test_three_methods_end_with_the_very_model_of_the_simulation(world: World) -> None:
-    """And beside them: a method that sites do not have, a reply with NaN, a reply that is far too large."""
+    """And beside them: a method that sites do not have, one of which they have another version, a reply with NaN, a
+    reply that is far too large."""
     server = ["--data", world.folder / "parties" / "server", "--patience", "400"]
     runs = {}
     for name, options in METHODS.items():
         settings = {"method.name": name, "method.preset": "smoke", "data.placement": "server", **options}
         runs[name] = world.run(world.folder / name, *server, *sets(settings))
-    for name in ("odd", "absent"):
+    for name in ("odd", "absent", "changed"):
         settings = {"method.name": world.folder / f"{name}.py", "method.preset": "smoke", "rounds": 1}
         runs[name] = world.run(world.folder / name, *server, *sets(settings))
     local = {
@@ -163,7 +168,11 @@ def test_three_methods_end_with_the_very_model_of_the_simulation(world: World) -
     for number in range(3):
         assert f"site-{number}: it has no method 'absent.py'" in runs["absent"].said()
         assert "refused: it has no method 'absent.py'" in world.sites[f"site-{number}"].said()
+    assert runs["changed"].end(400) == 2
+    for number in range(3):
+        assert f"site-{number}: its changed.py is not the server's" in runs["changed"].said()
     assert not (world.folder / "absent").exists()
+    assert not (world.folder / "changed").exists()
     kept = list((world.folder / "site-0" / "kept").rglob("*.safetensors"))
     assert any(path.name.startswith("local@") for path in kept)  # BSemiFL's memory lies at the site
     assert not (world.folder / "bsemifl" / "kept").exists()
