@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from runs import TINY, digest
 from tacit import payload
-from tacit.backends.flower import LEFT_OUT, PING, Federated, Silent, say_hello
+from tacit.backends.flower import LEFT_OUT, PING, Federated, Grid, Silent, say_hello
 from tacit.data.party import facts_of
 from tacit.engine import Plan, Silence, prepare, run_experiment
 from tacit.errors import TacitError
@@ -531,6 +532,39 @@ def test_a_site_that_says_another_name_was_not_heard_of(parties: Path, tmp_path:
     run = run_at_sites(job_of(parties, tmp_path, rounds=3), here, Swapped())
     assert [record["answered"] for record in run.records] == [[0, 1, 2], [0, 2], [0, 2]]
     assert "not heard of again" in run.records[2]["refused"][0]["why"]
+
+
+class BusyGrid:
+    """Flower's grid with one node, on a machine that is so busy that the first pushes fail."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.pushed: list[Any] = []
+
+    def get_nodes(self) -> list[Any]:
+        return [SimpleNamespace(node_id=7, name="site-0", status="online")]
+
+    def push_messages(self, messages: list[Any]) -> list[str]:
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+        self.failures -= 1
+        if self.failures >= 0:
+            raise ObjectPushError("o", 1, "s")
+        self.pushed += messages
+        return [f"message-{number}" for number in range(len(messages))]
+
+    def pull_messages(self, numbers: list[str]) -> list[Any]:
+        about = SimpleNamespace(reply_to_message_id=numbers[0])
+        return [SimpleNamespace(metadata=about, has_error=lambda: False, content=self.pushed[0].content)]
+
+
+def test_a_push_that_flower_gave_up_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity  # Flower's own processes set it
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(identity, name, 1)
+    assert Grid(BusyGrid(2)).ask({"site-0": b"hello"}, 5.0, lambda name: None) == {"site-0": b"hello"}
+    with pytest.raises(TacitError, match="did not take the messages"):
+        Grid(BusyGrid(9)).ask({"site-0": b"hello"}, 5.0, lambda name: None)
 
 
 # --- Who takes part, and with how many images -------------------------------------------------------------

@@ -230,6 +230,7 @@ def _hello_in(answer: bytes | Silent, client: int) -> Answer:
 # --- Flower -----------------------------------------------------------------------------------------------
 
 POLL = 0.3  # seconds between looks for replies
+PUSHES = 3  # times that Flower is given the same messages
 
 
 class Grid:
@@ -265,14 +266,7 @@ class Grid:
         self, envelopes: Mapping[int, bytes], patience: float, done: Callable[[int], None]
     ) -> dict[int, bytes | Silent]:
         """Push, then look for replies at our own pace (Flower's own send_and_receive sleeps three seconds)."""
-        from flwr.app import Message
-
-        nodes = list(envelopes)
-        messages = [
-            Message(to_record(envelopes[node]), dst_node_id=node, message_type="query", ttl=patience + 60)
-            for node in nodes
-        ]
-        waiting = dict(zip(self.grid.push_messages(messages), nodes, strict=True)) if messages else {}
+        waiting = self._push(envelopes, patience) if envelopes else {}
         answers: dict[int, bytes | Silent] = {}
         end = time.monotonic() + patience
         while waiting and time.monotonic() < end:
@@ -283,6 +277,26 @@ class Grid:
                     done(node)
             time.sleep(POLL if waiting else 0)
         return answers | {node: Silent(f"no answer within {patience:g} s") for node in waiting.values()}
+
+    def _push(self, envelopes: Mapping[int, bytes], patience: float) -> dict[str, int]:
+        """The nodes by the numbers of the messages to them.
+
+        On a busy machine Flower repeats a request, takes the repetition for a mistake and gives the push up. Then it is
+        pushed anew; a site that got the first message, too, does the same work twice.
+        """
+        from flwr.app import Message
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+        for attempt in range(PUSHES):
+            messages = [
+                Message(to_record(envelope), dst_node_id=node, message_type="query", ttl=patience + 60)
+                for node, envelope in envelopes.items()
+            ]
+            try:
+                return dict(zip(self.grid.push_messages(messages), envelopes, strict=True))
+            except ObjectPushError:
+                time.sleep(POLL * attempt)
+        raise TacitError(f"Flower did not take the messages to the sites, {PUSHES} times. See the server's log.")
 
 
 def _name(answer: bytes) -> str:
