@@ -26,7 +26,7 @@ from tacit.experiment import Experiment
 from tacit.kept import Kept
 from tacit.kinds import Party
 from tacit.machine import change_of_type, cpu_type
-from tacit.method import Reply, Stage, Task
+from tacit.method import Method, Reply, Stage, Task
 from tacit.payload import Payload, Weights
 from tacit.pieces.train import predict
 from tacit.record import OpenRun, Run, check_same
@@ -84,9 +84,9 @@ class Plan:
         return sum(stage.rounds for stage in self.stages)
 
 
-def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
-    """The stages of an experiment: what its method wants before, then the method itself."""
-    method = experiment.build_method()
+def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple[Stage, ...]:
+    """The stages of an experiment: what its method wants before, then the method itself (of this class, if given)."""
+    method = experiment.build_method(kind)
     stages = (*method.before(), Stage("main", method, experiment.rounds))
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):

@@ -171,12 +171,12 @@ class Experiment(Section):
     backend: Backend = Backend()
     paper: Paper = Paper()
 
-    def build_method(self) -> Any:
-        """The method object with its options."""
+    def build_method(self, kind: type | None = None) -> Any:
+        """The method object with its options; `kind` is its class, where that was found before."""
         from tacit.method import find_method
 
         options = {key: value for key, value in self.method.items() if key not in ("name", "preset")}
-        return TypeAdapter(find_method(self.method["name"])).validate_python(options)
+        return TypeAdapter(kind or find_method(self.method["name"])).validate_python(options)
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
@@ -255,7 +255,7 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
     options = {k: v for k, v in merged["method"].items() if k not in ("name", "preset")}
     try:
         experiment = Experiment.model_validate(merged)
-        chosen = _validated_options(method, options)
+        chosen = validated_options(method, options)
     except ValidationError as error:
         raise TacitError(explain(error)) from None
     if experiment.data.placement not in method.placements:
@@ -284,7 +284,8 @@ def is_path(name: str) -> bool:
     return name.endswith((".py", ".npz", ".csv", ".parquet", "/")) or name.startswith((".", "/", "~"))
 
 
-def _validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:
+def validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:
+    """All options of a method, checked: those that are given and the defaults of the others."""
     import dataclasses
 
     known = [f.name for f in dataclasses.fields(method)]

@@ -32,25 +32,26 @@ METHODS = {
     "feddb": {},
     "bsemifl": {},
 }
-# One file name, and what each party has under it. Sites run their own: a hostile site simply has other code.
+# The same file everywhere, as sites and server demand; beside it lies what a hostile site makes of its model.
 ODD = """
 import torch
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 from tacit.method import Method, Reply
-from tacit.payload import weights_in
 
 @dataclass(frozen=True)
 class Odd(Method):
     presets: ClassVar = {"paper": {}, "smoke": {}}
     def client_train(self, task, kept, me):
         model = {name: tensor + 1 for name, tensor in task.weights("model").items()}
-        WHAT
+        lie = Path(__file__).with_name("lie")
+        if lie.exists():
+            model = eval(lie.read_text(), {"torch": torch, "model": model})
         return Reply(send={"model": model}, examples=1)
 """
-HONEST = "pass"
-NAN = "model = {name: tensor * float('nan') for name, tensor in model.items()}"
-LARGE = "model = {name: torch.zeros(100 * tensor.numel()) for name, tensor in model.items()}"
+NAN = "{name: tensor * float('nan') for name, tensor in model.items()}"
+LARGE = "{name: torch.zeros(100 * tensor.numel()) for name, tensor in model.items()}"
 # Counts its visits in what it keeps; the busy one takes its time, the patient one waits while a file says so.
 SLOW = """
 import time
@@ -111,11 +112,13 @@ def build(world: World) -> None:
         code = folder / "code" / name
         code.mkdir(parents=True)
         (code / "slow.py").write_text(SLOW)
-        (code / "odd.py").write_text(ODD.replace("WHAT", (HONEST, NAN, LARGE, HONEST)[number]))
+        (code / "odd.py").write_text(ODD)
+        if number in (1, 2):
+            (code / "lie").write_text({1: NAN, 2: LARGE}[number])
         if number < 3:  # the fourth is never registered
             shutil.copy(folder / name / f"{name}.pub", world.home / "sites")
     for name in ("odd", "slow", "absent"):
-        text = (SLOW if name == "slow" else ODD.replace("WHAT", HONEST)).replace("Odd", name.title())
+        text = (SLOW if name == "slow" else ODD).replace("Odd", name.title())
         (folder / f"{name}.py").write_text(text)
     world.serve()
     for number in range(3):
