@@ -4,7 +4,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from tacit.experiment import Experiment
 from tacit.kept import Kept
 from tacit.method import Reply, Stage, Task
 from tacit.payload import Payload, weights_in
-from tacit.record import OpenRun, Run, check_same
+from tacit.record import OpenRun, Run, check_same, saved_split
 from tacit.sides import Hub, Moment, Setup, Workbench
 from tacit.use.handover import handover
 
@@ -99,7 +99,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, w
     watcher = watcher or Silence()
     if resume:
         check_same(out, experiment)  # before any data is loaded
-    return run_plan(prepare(experiment, out / "split.npz" if resume else None), out, _backend, resume, watcher)
+    return run_plan(prepare(experiment, saved_split(out) if resume else None), out, _backend, resume, watcher)
 
 
 def run_plan(
@@ -108,15 +108,13 @@ def run_plan(
     """Run what was prepared, on the backend that is made for it, into a folder or on with the run that is there."""
     folder = OpenRun(out, plan.experiment, resume)
     try:
-        if folder.summary is not None:
+        folder.recover(plan.split)
+        if folder.finished:
             return Run(out)
-        if not folder.split_path.is_file():
-            plan.split.save(folder.split_path)
-        folder.rewind()
         threads = one_thread()
         backend = make_backend(plan, folder)
         try:
-            watcher.start(plan, folder.done)
+            watcher.start(replace(plan, warnings=(*folder.notes, *plan.warnings)), folder.done)
             summary = Engine(plan, folder, backend, watcher).run()
         finally:
             backend.close()
@@ -182,6 +180,11 @@ class Engine:
 
     def _run_stage(self, stage: Stage, first: int, past: Mapping[str, Payload]) -> Payload:
         done = self.folder.done
+        if done > first + stage.rounds:  # and yet its state is not there
+            raise TacitError(
+                f"The state of the finished stage '{stage.name}' is missing in {self.folder.folder / 'checkpoint'}. "
+                "Put it back from a copy, or start anew in another folder with --out."
+            )
         if done > first:
             state = self.folder.state()
         else:

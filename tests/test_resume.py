@@ -152,7 +152,7 @@ def test_lost_records_are_noticed(whole: Run, tmp_path: Path) -> None:
     (folder / "summary.json").write_text('{"half')
     lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
     (folder / "rounds.jsonl").write_text("".join([*lines[:2], "{broken\n", *lines[3:]]))
-    with pytest.raises(TacitError, match=r"rounds\.jsonl is damaged: 6 rounds are finished"):
+    with pytest.raises(TacitError, match=r"rounds\.jsonl: line 3, the record of round 2, is not as"):
         run_experiment(resolve(SETTINGS), folder, resume=True)
     (folder / "rounds.jsonl").write_text("".join(lines))
     mended = run_experiment(resolve(SETTINGS), folder, resume=True)  # and the broken summary is made again
