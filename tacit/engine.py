@@ -23,8 +23,9 @@ from tacit.errors import TacitError
 from tacit.evaluate import accuracies, score, sum_up
 from tacit.experiment import Experiment
 from tacit.kept import Kept
+from tacit.machine import change_of_type, cpu_type
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Payload, weights_in
+from tacit.payload import Payload
 from tacit.record import OpenRun, Run, check_same, saved_split
 from tacit.sides import Hub, Moment, Setup, Workbench
 from tacit.use.handover import handover
@@ -111,6 +112,8 @@ def run_plan(
         folder.recover(plan.split)
         if folder.finished:
             return Run(out)
+        if other := change_of_type(folder.records[-1].get("cpu", "") if folder.records else ""):
+            plan = replace(plan, warnings=(*plan.warnings, other))
         threads = one_thread()
         backend = make_backend(plan, folder)
         try:
@@ -239,6 +242,7 @@ class Engine:
             "bytes_up": sum(payload.nbytes(outcome.reply.send) for outcome in outcomes),
             "kept_bytes": self.backend.kept_bytes(),
             "client_metrics": _by_client(usable),
+            "cpu": cpu_type(),
             **hub.notes,
         }
         computing = _together([outcome.cpu for outcome in outcomes], clock.cpu["send"] + clock.cpu["merge"])
@@ -283,7 +287,7 @@ class Engine:
         local: list[dict[str, Any]] = []
         for reply in replies:
             is_model = isinstance(reply.send.get("model"), Mapping)
-            probs = self.backend.predict_test(weights_in(reply.send, "model")) if is_model else None
+            probs = self.backend.predict_test(reply.weights("model")) if is_model else None
             local.append(score(probs, self.test_labels) if probs is not None else {})
         return {f"clients_{name}": [scores.get(name) for scores in local] for name in ("accuracy", "per_class")}
 
@@ -315,6 +319,7 @@ class Engine:
             "warnings": list(self.plan.warnings),
             "paper": experiment.paper.model_dump(exclude_none=True),
             "device": str(self.plan.setup.device),
+            "cpu": list(dict.fromkeys(r["cpu"] for r in records if "cpu" in r)),  # of the server's process
             "versions": {
                 "tacit": tacit.__version__,
                 "python": platform.python_version(),

@@ -289,10 +289,10 @@ def test_forms(finished: list[Row]) -> None:
 
 
 def test_a_narrow_screen_cuts_nothing_off(finished: list[Row]) -> None:
-    from rich.console import Console
+    from tacit.screen import SafeConsole
 
     sheet = tables.sheet(results(finished, survey(finished)))
-    screen = Console(width=60, file=io.StringIO(), record=True)
+    screen = SafeConsole(width=60, file=io.StringIO(), record=True)
     shown = tables.for_screen(sheet, 60)
     for table in shown:
         screen.print(table)

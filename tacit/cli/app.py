@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 import tacit
 from tacit.cli.init import register as register_init
 from tacit.cli.report import report, watch
 from tacit.cli.use import register as register_use
 from tacit.errors import TacitError
+from tacit.screen import SafeConsole
+from tacit.text import safe_lines
 
 if TYPE_CHECKING:
     from tacit.cli.progress import View
@@ -50,8 +51,11 @@ FromRound = Annotated[
 ]
 
 
-def console(error: bool = False) -> Console:
-    return Console(stderr=error, soft_wrap=True)
+LONGEST_ERROR = 10_000  # characters of an error that are shown
+
+
+def console(error: bool = False) -> SafeConsole:
+    return SafeConsole(stderr=error)
 
 
 def layers(recipe: str, settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -115,7 +119,7 @@ def run_and_show(
     label: str = "",
     view: "View" = "auto",
     track: Sequence[str] = (),
-    screen: Console | None = None,
+    screen: SafeConsole | None = None,
 ) -> Any:
     """Run with progress; Ctrl-C says how to go on and exits with 130."""
     from tacit.cli.data import load_shown
@@ -131,7 +135,7 @@ def run_and_show(
         finished = run_experiment(experiment, folder, resume=resume, watcher=watcher)
     except KeyboardInterrupt:
         watcher.close()
-        screen.print(f"\nStopped. All finished rounds are saved in {folder}. To go on:\n  {again}", highlight=False)
+        screen.print(f"\nStopped. All finished rounds are saved in {folder}. To go on:\n  {again}")
         raise typer.Exit(130) from None
     except Exception as error:
         if (folder / "checkpoint").is_dir():  # shown below the traceback, where it is read
@@ -145,14 +149,12 @@ def run_and_show(
     elif view == "auto" and not label:
         if summary["accuracy"] is not None:
             screen.print(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
-        screen.print(f"Written to {folder}", highlight=False)
+        screen.print(f"Written to {folder}")
         if (folder / "card.html").is_file():
             screen.print(
                 f"The model card: {folder / 'card.html'}. To use the model:\n"
-                f"  tacit predict {folder} IMAGES -o predictions.csv\n"
-                f"  tacit export {folder} --to onnx",
-                highlight=False,
-                markup=False,
+                f"  tacit predict {shlex.quote(str(folder))} IMAGES -o predictions.csv\n"
+                f"  tacit export {shlex.quote(str(folder))} --to onnx"
             )
     return finished
 
@@ -289,7 +291,7 @@ def main() -> None:
     try:
         app()
     except TacitError as error:
-        console(error=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False)
+        console(error=True).print(Text.assemble(("Error:", "bold red"), " ", safe_lines(error, LONGEST_ERROR)))
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
