@@ -2,7 +2,7 @@
 
 It grows by a line a round, so it costs what the round wrote and not what all clients keep:
 
-    {"begin": {"experiment": TOML, "split": digest, "returned": [rounds it was rolled back to]}}
+    {"begin": {"experiment": TOML, "split": digest, "returned": [rounds it went back to]}}
     {"round": 3, "record": digest of its line, "checkpoint": digest, "kept": {file: digest}}
     {"stage": 0, "rounds": 4, "state": digest}
     {"files": {name: digest}}          the results; with summary.json among them, the run is finished
@@ -51,7 +51,7 @@ class Manifest:
         self.entries, self._chain, self.clean = entries, chain, True
 
     def cut(self, rounds: int, returned: bool) -> None:
-        """Forget everything after so many rounds. `returned`: rounds were lost by it, and others may have to know."""
+        """Forget everything after so many rounds. `returned`: these were finished rounds, dropped on purpose."""
         kept = [
             entry
             for entry in self.entries
@@ -69,7 +69,7 @@ class Manifest:
 
     @property
     def returned(self) -> list[int]:
-        """The rounds that the run was rolled back to, in order."""
+        """The rounds that the run went back to, in order: checkpoints of later ones may still lie there."""
         return list(self.begin["returned"])
 
     @property

@@ -15,6 +15,7 @@ kept/               what clients keep (in a simulation all of them live here)
 replies/            models on their way between processes, or too many for memory: only while a round goes on
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -176,7 +177,8 @@ def is_in_use(folder: Path) -> bool:
 
 
 def holds_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("experiment.toml", manifest.NAME))
+    with told(folder, "read"):
+        return any((folder / name).is_file() for name in ("experiment.toml", manifest.NAME))
 
 
 def experiment_in(folder: Path) -> Experiment:
@@ -253,6 +255,7 @@ class OpenRun(Run):
 
         Where the newest checkpoint (or what belongs to it) is damaged, the run goes back to the one before it.
         """
+        self._check_writable()
         found = load_manifest(self.folder)
         if found is None and "rounds" in (self.summary or {}):  # of an older version, and finished
             self.finished = True
@@ -270,6 +273,14 @@ class OpenRun(Run):
         rounds = self._newest_whole()
         self.manifest.cut(rounds, returned=rounds < self.done)
         self._clean_up()
+
+    def _check_writable(self) -> None:
+        """Say now, and not when a round is done, that it could not be saved."""
+        files = (".", manifest.NAME, "rounds.jsonl", "checkpoint", "kept")
+        for path in [self.folder / name for name in files if (self.folder / name).exists()]:
+            with told(path):
+                if not os.access(path, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def _adopt(self, split: Split) -> Manifest:
         """A manifest for a run that has none: a new one, or one of an older version (or somebody deleted it)."""
@@ -482,15 +493,15 @@ def saved_split(folder: Path) -> Path | None:
 
 
 def roll_back(folder: Path, rounds: int) -> None:
-    """Go back to the state after so many rounds (of all stages); what came later is dropped when the run goes on.
+    """Go back to the state after so many rounds (of all stages): what came later is removed.
 
     It can be gone back to as far as there are checkpoints: `keep.checkpoints` says how many are kept.
     """
-    run = Run(folder)
-    lock = _lock(folder)
+    experiment = Run(folder).experiment
+    run = OpenRun(folder, experiment, resume=True)
     try:
         written = load_manifest(folder)
-        possible = way_back(run, written, run.experiment.keep.checkpoints) if written else []
+        possible = way_back(run, written, experiment.keep.checkpoints) if written else []
         if written is None or rounds not in possible:
             listed = " or ".join(str(number) for number in sorted(possible)) or "none"
             raise TacitError(
@@ -502,14 +513,10 @@ def roll_back(folder: Path, rounds: int) -> None:
             raise TacitError(f"The run in {folder} cannot go back to round {rounds}:\n  {listed}\n{START_ANEW}")
         if rounds < written.done:
             written.cut(rounds, returned=True)
+            run.manifest = written
+            run._clean_up()
     finally:
-        lock.close()
-
-
-def returned_to(folder: Path) -> tuple[int, ...]:
-    """The rounds that a run was rolled back to, in order: whoever keeps something for it must know."""
-    written = load_manifest(folder)
-    return tuple(written.returned) if written else ()
+        run.close()
 
 
 def check_run(folder: Path) -> list[str]:
