@@ -29,7 +29,7 @@ from tacit.machine import change_of_type, cpu_type
 from tacit.method import Method, Reply, Stage, Task
 from tacit.payload import Payload, Weights
 from tacit.pieces.train import predict
-from tacit.record import OpenRun, Run, check_same
+from tacit.record import OpenRun, Run, check_same, saved_split
 from tacit.sides import Hub, Moment, Setup, Workbench
 from tacit.text import safe
 from tacit.use.handover import handover
@@ -116,7 +116,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, w
     watcher = watcher or Silence()
     if resume:
         check_same(out, experiment)  # before any data is loaded
-    return run_plan(prepare(experiment, out / "split.npz" if resume else None), out, _backend, resume, watcher)
+    return run_plan(prepare(experiment, saved_split(out) if resume else None), out, _backend, resume, watcher)
 
 
 def run_plan(
@@ -125,17 +125,15 @@ def run_plan(
     """Run what was prepared, on the backend that is made for it, into a folder or on with the run that is there."""
     folder = OpenRun(out, plan.experiment, resume)
     try:
-        if folder.summary is not None:
+        folder.recover(plan.split)
+        if folder.finished:
             return Run(out)
-        if not folder.split_path.is_file():
-            plan.split.save(folder.split_path)
-        folder.rewind()
         if other := change_of_type(folder.records[-1].get("cpu", "") if folder.records else ""):
             plan = replace(plan, warnings=(*plan.warnings, other))
         threads = one_thread()
         backend = make_backend(plan, folder)
         try:
-            watcher.start(plan, folder.done)
+            watcher.start(replace(plan, warnings=(*folder.notes, *plan.warnings)), folder.done)
             summary = Engine(plan, folder, backend, watcher).run()
         finally:
             backend.close()
@@ -201,6 +199,11 @@ class Engine:
 
     def _run_stage(self, stage: Stage, first: int, past: Mapping[str, Payload]) -> Payload:
         done = self.folder.done
+        if done > first + stage.rounds:  # and yet its state is not there
+            raise TacitError(
+                f"The state of the finished stage '{stage.name}' is missing in {self.folder.folder / 'checkpoint'}. "
+                "Put it back from a copy, or start anew in another folder with --out."
+            )
         if done > first:
             state = self.folder.state()
         else:

@@ -125,10 +125,11 @@ class Faults(Section):
 
 
 class Keep(Section):
-    """What clients keep on their disks between rounds (methods with a memory), and how much of it."""
+    """What stays on disk between rounds: what clients keep (methods with a memory), and how many checkpoints."""
 
     half: bool = Field(False, description="kept weights in half precision: half the disk")
     latest: Annotated[int, Field(ge=0, description="only so many clients, those who kept last (0: all)")] = 0
+    checkpoints: Annotated[int, Field(ge=2, description="so many last rounds that a run can go back to")] = 2
 
 
 class Backend(Section):
@@ -187,6 +188,7 @@ class Experiment(Section):
 
 # Does not change the outcome, so a run may be resumed with another value.
 FREE_ON_RESUME = (
+    "keep.checkpoints",
     "backend.name",
     "backend.workers",
     "backend.gpus",

@@ -43,6 +43,14 @@ Track = Annotated[
 ]
 
 
+FromRound = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", help="go back to the state after N rounds of all stages (see keep.checkpoints) and go on"
+    ),
+]
+
+
 LONGEST_ERROR = 10_000  # characters of an error that are shown
 
 
@@ -64,6 +72,7 @@ def run(
     set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run (default: runs/NAME-seedN)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on if a run is there, else start")] = False,
+    from_round: FromRound = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be done, and do nothing")] = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -71,7 +80,7 @@ def run(
 ) -> None:
     """Run an experiment."""
     from tacit.experiment import resolve
-    from tacit.record import default_out
+    from tacit.record import default_out, roll_back
 
     view = view_of(quiet, json)
     experiment = resolve(*layers(recipe, set_))
@@ -82,6 +91,10 @@ def run(
         return
     name = recipe or Path(experiment.method["name"]).stem
     folder = out or default_out(name, experiment.seed)
+    if from_round is not None:
+        if not resume:
+            raise TacitError("--from-round goes back in a run that is there: add --resume.")
+        roll_back(folder, from_round)
     run_and_show(experiment, folder, resume, command_again(recipe, set_, folder, track), view=view, track=track or ())
 
 
@@ -149,16 +162,33 @@ def run_and_show(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="the run folder")],
+    from_round: FromRound = None,
     quiet: Quiet = False,
     json: Json = False,
     track: Track = None,
 ) -> None:
     """Go on with a run that was stopped, with its own settings."""
-    from tacit.record import Run
+    from tacit.record import Run, roll_back
 
     again = shlex.join(["tacit", "resume", str(folder), *(word for name in track or [] for word in ("--track", name))])
     view = view_of(quiet, json)
+    if from_round is not None:
+        roll_back(folder, from_round)
     run_and_show(Run(folder).experiment, folder, resume=True, again=again, view=view, track=track or ())
+
+
+@app.command("check-run", epilog="Example: `tacit check-run runs/mine`")
+def check(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
+    """Compare everything in a run folder with what the run wrote; name what is damaged or missing (exit code 1)."""
+    from tacit.record import Run, check_run
+
+    found = check_run(folder)
+    for line in found:
+        console().print(line, markup=False, highlight=False)
+    if found:
+        raise typer.Exit(1)
+    done = len(Run(folder).records)
+    console().print(f"{folder} is as it was written ({done} rounds).", markup=False, highlight=False)
 
 
 @app.command()
