@@ -28,6 +28,7 @@ from tacit.method import Reply, Stage, Task
 from tacit.payload import Payload
 from tacit.record import OpenRun, Run, check_same
 from tacit.sides import Hub, Moment, Setup, Workbench
+from tacit.text import safe
 from tacit.use.handover import handover
 
 
@@ -53,6 +54,9 @@ class Silence:
     def round_done(self, record: Mapping[str, Any]) -> None: ...
 
     def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+
+LONGEST_REASON = 500  # characters of why a reply was refused
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,9 @@ def run_plan(
     plan: Plan, out: Path, make_backend: Callable[[Plan, OpenRun], Backend], resume: bool, watcher: Watcher
 ) -> Run:
     """Run what was prepared, on the backend that is made for it, into a folder or on with the run that is there."""
+    if not (out / "summary.json").is_file():  # a finished run is only read
+        for stage in plan.stages:
+            stage.method.check_installed()
     folder = OpenRun(out, plan.experiment, resume)
     try:
         if folder.summary is not None:
@@ -262,6 +269,7 @@ class Engine:
         for task, outcome in zip(tasks, outcomes, strict=True):
             why = outcome.fault or ("came too late" if self._strikes(moment, task, "straggler") else "")
             why = why or flaw(stage.method.client_sends, task, outcome.reply, state, len(self.plan.setup.classes))
+            why = safe(why, LONGEST_REASON)  # it may quote names of a client's own making
             if why:
                 refused.append({"client": task.client, "why": why})
             else:

@@ -23,6 +23,7 @@ from tacit.pieces.train import predict
 from tacit.sides import Labeled, Moment, Setup, Workbench
 from tacit.sites.envelope import from_record, to_record
 from tacit.sites.wire import WHO, Answer, Ask, SharedFacts, pack, unpack
+from tacit.text import safe
 
 ROOM = 1 << 20  # a reply may be this much larger than four times what was sent down
 
@@ -180,7 +181,7 @@ def say_hello(
                 raise TacitError(header.why or "an answer to another question")
             labeled += [number] if header.labeled else []
         except TacitError as error:
-            faults.append(f"  {name}: {error}")
+            faults.append(f"  {safe(name)}: {safe(error, 1000)}")
     if faults:
         raise TacitError("The run did not start, because not every site can take part:\n" + "\n".join(faults))
     return replace(federated, labeled=tuple(labeled))

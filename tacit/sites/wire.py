@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tacit.errors import TacitError
+from tacit.text import safe
 
 MARK = b"tacit-site-1\n"
 WHO = b"tacit-who\n"  # only without keys, on one machine: what is your name?
@@ -97,7 +98,7 @@ def unpack(data: bytes, kind: type[H], largest: int = 1 << 34) -> tuple[H, bytes
         return kind.model_validate(json.loads(data[start : start + length])), data[start + length :]
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = safe(".".join(str(part) for part in first["loc"]))
         raise TacitError(f"a header that no tacit writes ({where}: {first['msg'].lower()})") from None
     except (ValueError, RecursionError) as error:
         raise TacitError(f"a header that cannot be read ({type(error).__name__})") from None
