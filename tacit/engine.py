@@ -64,6 +64,9 @@ class Silence:
     def finish(self, summary: Mapping[str, Any]) -> None: ...
 
 
+LONGEST_REASON = 500  # characters of why a reply was refused
+
+
 @dataclass(frozen=True)
 class Plan:
     """All that is known before the first round: nothing has been trained or written yet."""
@@ -123,6 +126,9 @@ def run_plan(
     plan: Plan, out: Path, make_backend: Callable[[Plan, OpenRun], Backend], resume: bool, watcher: Watcher
 ) -> Run:
     """Run what was prepared, on the backend that is made for it, into a folder or on with the run that is there."""
+    if not (out / "summary.json").is_file():  # a finished run is only read
+        for stage in plan.stages:
+            stage.method.check_installed()
     folder = OpenRun(out, plan.experiment, resume)
     try:
         folder.recover(plan.split)
@@ -284,6 +290,7 @@ class Engine:
             why = why or flaw(
                 stage.method.client_sends, task, outcome.reply, state, len(self.plan.setup.classes), party
             )
+            why = safe(why, LONGEST_REASON)  # it may quote names of a client's own making
             if why:
                 refused.append({"client": task.client, "why": why})
             else:

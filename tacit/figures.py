@@ -18,6 +18,7 @@ from tacit.errors import TacitError
 from tacit.metrics import jensen_shannon
 from tacit.pieces.debias import bias_of
 from tacit.record import Run
+from tacit.text import safe
 
 
 class Spread(NamedTuple):
@@ -116,7 +117,8 @@ def draw_labels(runs: Mapping[str, Run], path: Path) -> None:
         for label, run in runs.items():
             points = [(record["step"] + 1, record[name]) for record in run.records if record.get(name) is not None]
             if points:
-                axis.plot(*zip(*points, strict=True), label=label)
+                shown = safe(label, 40).replace("$", r"\$")  # $ would be mathematics
+                axis.plot(*zip(*points, strict=True), label=shown)
         axis.set(title=title, xlabel="round", ylim=(0, 1.02))
     axes[0].legend()
     _write(figure, path)

@@ -111,6 +111,9 @@ class Method:
         """Stages that run first, each itself a method (a warm-up, the training of a generator)."""
         return ()
 
+    def check_installed(self) -> None:
+        """Raise a TacitError where a library that this method trains with is missing; asked before a run begins."""
+
     def effort(self, epochs: int) -> tuple[int, int] | None:
         """For estimates: passes over a client's labelled and over its unlabelled images in a round.
 

@@ -88,12 +88,12 @@ class Limits:
     """How much of a payload from elsewhere is looked at; more is refused before anything is made of it."""
 
     total: int = 1 << 34  # bytes in all
-    header: int = 1 << 24  # bytes of names, shapes and numbers
+    header: int = 1 << 20  # bytes of names, shapes and numbers: some eight thousand tensors
     tensors: int = 1 << 16
     axes: int = 8  # of one tensor
 
 
-NO_STRANGER = Limits()  # for files that this process or its own kind wrote
+NO_STRANGER = Limits(header=1 << 24)  # for files that this process or its own kind wrote
 
 
 def tensors(payload: Mapping[str, Value]) -> Iterator[tuple[str, Tensor]]:
@@ -346,7 +346,7 @@ def from_bytes(data: bytes, limits: Limits = NO_STRANGER) -> Payload:
         check(payload)
     except (SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
         # RuntimeError: torch's on impossible shapes, and Python's own RecursionError on deep nesting.
-        raise TacitError(f"These bytes are not a payload of tacit ({error}). They were not used.") from error
+        raise TacitError(f"These bytes are not a payload of tacit ({safe(error, 300)}). They were not used.") from error
     return payload
 
 
@@ -449,7 +449,7 @@ def difference(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str
         if tensor.dtype != like.dtype:
             return f"{name} is {tensor.dtype}, expected {like.dtype}"
     extra = next((name for name in got if name not in expected), "")
-    return f"{extra} was not expected" if extra else ""
+    return f"{safe(extra)} was not expected" if extra else ""
 
 
 def first_not_finite(payload: Mapping[str, Value]) -> str:

@@ -212,7 +212,7 @@ def say_hello(
             images[number] = header.images
             labeled |= {number} if header.labeled else set()
         except TacitError as error:
-            faults.append(f"  {name}: {safe(error, LONGEST_FAULT)}")
+            faults.append(f"  {safe(name)}: {safe(error, LONGEST_FAULT)}")
     if faults:
         raise TacitError("The run did not start, because not every site can take part:\n" + "\n".join(faults))
     return replace(federated, labeled=tuple(sorted(labeled)), images=tuple(images))
