@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tacit.backends.pool import default_workers
+from tacit.checks import check_settings
 from tacit.cli.split import show_split
 from tacit.cli.tell import kind_bytes
 from tacit.data.catalogue import SOURCES
@@ -17,8 +18,11 @@ from tacit.pieces.descent import descend, sgd
 from tacit.pieces.train import predict
 from tacit.units import clock, size_text
 
+MOST_TIMED = 1024  # images in a batch, to learn what one takes
+
 
 def preview(experiment: Experiment, screen: Console) -> None:
+    check_settings(experiment)
     screen.print("[bold]The experiment, resolved[/]")
     screen.print(experiment.to_toml(), markup=False, highlight=False)
     name = experiment.data.name
@@ -73,7 +77,7 @@ def seconds_per_image(plan: Plan) -> tuple[float, float]:
     setup = plan.setup
     generator = torch.Generator().manual_seed(0)
     net = setup.build(generator)
-    shape = (setup.train.batch, setup.channels, setup.size, setup.size)
+    shape = (min(setup.train.batch, MOST_TIMED), setup.channels, setup.size, setup.size)
     images = torch.rand(shape, generator=generator).to(setup.device)
     optimizer = sgd(net, lr=1e-4)
     labels = torch.zeros(len(images), dtype=torch.int64, device=setup.device)

@@ -1,5 +1,6 @@
 """The page over HTTP, for as long as someone looks: it asks for newer data by itself."""
 
+import errno
 import gzip
 import hashlib
 import ipaddress
@@ -14,6 +15,7 @@ from typing import Any
 from tacit.errors import TacitError
 from tacit.report.collect import Collector
 from tacit.report.page import build
+from tacit.text import safe
 
 USUAL_PORT = 8750
 
@@ -29,10 +31,11 @@ class PageServer(ThreadingHTTPServer):
         self._one_at_a_time = threading.Lock()
         try:
             super().__init__((host, USUAL_PORT if port is None else port), Handler)
-        except OSError as error:
-            if port is not None:
+        except (OSError, UnicodeError) as error:
+            if port is not None or not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
+                why = getattr(error, "strerror", None) or error
                 raise TacitError(
-                    f"{host}:{port} cannot be listened on ({error.strerror or error}). "
+                    f"{safe(host)}:{USUAL_PORT if port is None else port} cannot be listened on ({why}). "
                     "Choose another --port (0: any that is free) or another --host."
                 ) from None
             super().__init__((host, 0), Handler)  # the usual port is taken: any other will do
