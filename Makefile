@@ -4,8 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= passive
+export TACIT_TEST_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: run test install lint types unit docs bench evidence clean help
+.PHONY: run test install lint types unit cpus docs bench evidence clean help
 
 help:            ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -47,6 +48,11 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev $(VENV)/.browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal -rs
+
+cpus: $(VENV)/.dev $(VENV)/.browser   ## the tests as on three types of CPU: no vector instructions, AVX2, all there are
+	$(BIN)/python -m pytest -n 2 --dist worksteal -rs
+	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n 2 --dist worksteal -rs
+	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n 2 --dist worksteal -rs
 
 docs: $(VENV)/.dev       ## the site, written to site/ (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

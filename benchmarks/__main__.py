@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import commit, processor
 from benchmarks.timing import Row
+from tacit.screen import SafeConsole
 
 PARTS = ("round", "workers", "clients", "views", "engine", "simulation", "buffers", "inference")
 COLUMNS = ("what", "median", "spread", "goal", "reached", "note")
@@ -96,7 +96,7 @@ def main(only: list[str]) -> None:
         return
     if unknown := [name for name in only if name not in PARTS]:
         raise SystemExit(f"There is no part '{unknown[0]}'. There are: {', '.join(PARTS)}, and page.")
-    screen, facts = Console(), machine()
+    screen, facts = SafeConsole(), machine()
     screen.print(describe(facts), highlight=False)
     for name in only or PARTS:
         module, started = importlib.import_module(f"benchmarks.{name}"), time.perf_counter()

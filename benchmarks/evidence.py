@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks import curves, page
 from benchmarks.shelf import on_the_shelf, place_of, put_away
 from tacit.cli.progress import watcher_for
@@ -21,6 +19,7 @@ from tacit.engine import run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import resolve
 from tacit.lineup import Job, Row, run_folder
+from tacit.screen import SafeConsole
 
 PARTS = Path(__file__).parent / "parts"
 RUNS = Path("runs/evidence")  # whole run folders, with weights and checkpoints: not committed
@@ -42,7 +41,7 @@ def rows_of(part: Mapping[str, Any], seeds: int, shelf: Mapping[str, Path]) -> l
     return rows
 
 
-def run_part(name: str, part: dict[str, Any], seeds: int, again: bool, screen: Console) -> None:
+def run_part(name: str, part: dict[str, Any], seeds: int, again: bool, screen: SafeConsole) -> None:
     """All rows of a part, one seed of all rows after the other, so that an early page has all rows."""
     rows = rows_of(part, seeds, on_the_shelf())
     for seed in range(seeds):
@@ -75,7 +74,7 @@ def main() -> None:
     asked = settings.get("PART", "")
     if asked and asked not in (*known, "page"):
         raise SystemExit(f"There is no part '{asked}'. There are: {', '.join(known)}, and page.")
-    screen = Console(soft_wrap=True)
+    screen = SafeConsole(soft_wrap=True)
     for name in [name for name in known if asked in ("", name)]:
         try:
             run_part(name, known[name], int(settings.get("SEEDS", known[name]["seeds"])), "AGAIN" in settings, screen)

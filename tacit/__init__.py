@@ -39,11 +39,10 @@ def run(
     folder = Path(out) if out is not None else default_out(name or experiment.method["name"], experiment.seed)
     watcher = None
     if not quiet:
-        from rich.console import Console
-
         from tacit.cli.progress import watcher_for
+        from tacit.screen import SafeConsole
 
-        watcher = watcher_for(Console())
+        watcher = watcher_for(SafeConsole(soft_wrap=False))
     return load(run_experiment(experiment, folder, resume=resume, watcher=watcher).folder)
 
 

@@ -4,7 +4,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,8 +24,9 @@ from tacit.errors import TacitError
 from tacit.evaluate import accuracies, score, sum_up
 from tacit.experiment import Experiment
 from tacit.kept import Kept
+from tacit.machine import change_of_type, cpu_type
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Payload, weights_in
+from tacit.payload import Payload
 from tacit.record import OpenRun, Run, check_same
 from tacit.sides import Hub, Moment, Setup, Workbench
 from tacit.use.handover import handover
@@ -117,6 +118,8 @@ def run_plan(
         if not folder.split_path.is_file():
             plan.split.save(folder.split_path)
         folder.rewind()
+        if other := change_of_type(folder.records[-1].get("cpu", "") if folder.records else ""):
+            plan = replace(plan, warnings=(*plan.warnings, other))
         threads = one_thread()
         backend = make_backend(plan, folder)
         try:
@@ -235,6 +238,7 @@ class Engine:
             "bytes_up": sum(payload.nbytes(outcome.reply.send) for outcome in outcomes),
             "kept_bytes": self.backend.kept_bytes(),
             "client_metrics": _by_client(usable),
+            "cpu": cpu_type(),
             **hub.notes,
         }
         computing = _together([outcome.cpu for outcome in outcomes], clock.cpu["send"] + clock.cpu["merge"])
@@ -279,7 +283,7 @@ class Engine:
         local: list[dict[str, Any]] = []
         for reply in replies:
             is_model = isinstance(reply.send.get("model"), Mapping)
-            probs = self.backend.predict_test(weights_in(reply.send, "model")) if is_model else None
+            probs = self.backend.predict_test(reply.weights("model")) if is_model else None
             local.append(score(probs, self.test_labels) if probs is not None else {})
         return {f"clients_{name}": [scores.get(name) for scores in local] for name in ("accuracy", "per_class")}
 
@@ -311,6 +315,7 @@ class Engine:
             "warnings": list(self.plan.warnings),
             "paper": experiment.paper.model_dump(exclude_none=True),
             "device": str(self.plan.setup.device),
+            "cpu": list(dict.fromkeys(r["cpu"] for r in records if "cpu" in r)),  # of the server's process
             "versions": {
                 "tacit": tacit.__version__,
                 "python": platform.python_version(),

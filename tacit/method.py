@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
 from tacit.errors import TacitError, nearest
-from tacit.payload import Payload, Weights, weights_in
+from tacit.payload import Payload, Weights, number_in, tensor_in, weights_in
 from tacit.pieces.aggregate import shares, weighted_mean
 from tacit.sides import Client, Hub
 
@@ -32,9 +33,30 @@ AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000)]
 PLACEMENTS = ("server", "clients", "some-clients")
 
 
+class _Sent:
+    """How to read what was sent, by name, for whoever needs exactly that kind of value."""
+
+    send: Payload
+
+    def weights(self, name: str) -> Weights:
+        """The group of tensors with this name."""
+        return weights_in(self.send, name)
+
+    def tensor(self, name: str) -> Tensor:
+        return tensor_in(self.send, name)
+
+    def number(self, name: str) -> float:
+        return number_in(self.send, name)
+
+
 @dataclass(frozen=True)
-class Task:
-    """What goes down to one client. A client may get several in a round, in different groups; they run in turn."""
+class Task(_Sent):
+    """What goes down to one client. A client may get several in a round, in different groups; they run in turn.
+
+    >>> import torch
+    >>> Task(0, {"model": {"w": torch.zeros(1)}, "thresholds": torch.ones(2)}).tensor("thresholds")
+    tensor([1., 1.])
+    """
 
     client: int
     send: Payload
@@ -42,7 +64,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class Reply(_Sent):
     """What one client made of a task. `send` goes up, and with it `examples` and `metrics`, which are numbers.
 
     `keep` stays: each name in it replaces what was kept under that name; other names stay as they were.
@@ -131,7 +153,7 @@ def mean_model(replies: Sequence[Reply], weights: Sequence[float] | None = None,
     if weights is None:
         weights = shares([reply.examples for reply in replies])
     # One reply at a time is looked at: the sequence may fetch them from disk.
-    return weighted_mean((weights_in(reply.send, name) for reply in replies), weights)
+    return weighted_mean((reply.weights(name) for reply in replies), weights)
 
 
 def _builtin() -> list[str]:

@@ -141,9 +141,13 @@ class Side:
     @property
     def learning_rate(self) -> float:
         """`train.lr`, by the schedule over the rounds of this stage."""
+        return self.scheduled(self.train.lr)
+
+    def scheduled(self, rate: float) -> float:
+        """A method's own learning rate in this round: it falls as `train.lr` does, by `train.schedule`."""
         if self.train.schedule == "cosine":
-            return cosine(self.train.lr, max(self.round, 0) / max(self.rounds, 1))  # round -1: before the first
-        return self.train.lr
+            return cosine(rate, max(self.round, 0) / max(self.rounds, 1))  # round -1: before the first
+        return rate
 
     def optimizer(self, model: nn.Module, lr: float | None = None) -> SGD:
         """SGD as the experiment says, at this round's learning rate unless another is given."""
@@ -243,6 +247,7 @@ RECORDED = frozenset(
         "bytes_up",
         "kept_bytes",
         "client_metrics",
+        "cpu",
         "seconds",
         "cpu_seconds",
         "phases",

@@ -1,21 +1,22 @@
 """The one table of results: for the screen, as Markdown, LaTeX, CSV and JSON. Made from finished runs, never typed."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
 from tacit.compare import Result, budget_of
 from tacit.paired import TEST
+from tacit.text import csv_text as as_csv
+from tacit.text import markdown as in_markdown
+from tacit.text import safe
 from tacit.units import clock, size_text
 
 NOTHING = "–"
+WIDEST = 1000  # characters of a cell or a note
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,11 @@ def sheet(
     columns: Sequence[str] = IN_COMPARISONS,
 ) -> Sheet:
     """The table of some results, with what must be known to read it."""
-    cells = [[[COLUMNS[name](result) for name in columns] for result in block] for block in blocks]
+    cells = [[[safe(COLUMNS[name](result), WIDEST) for name in columns] for result in block] for block in blocks]
     used = [k for k in range(len(columns)) if any(row[k] != NOTHING for block in cells for row in block)]
     heads = tuple(columns[k] for k in used)
     sections = tuple(
-        (f"{block[0].setting}", tuple(tuple(row[k] for k in used) for row in rows))
+        (safe(block[0].setting, WIDEST), tuple(tuple(row[k] for k in used) for row in rows))
         for block, rows in zip(blocks, cells, strict=True)
     )
     return Sheet(title, heads, sections, (*legend(blocks, heads), *notes))
@@ -128,19 +129,22 @@ def legend(blocks: Sequence[Sequence[Result]], heads: Sequence[str]) -> list[str
 
 
 def markdown(table: Sheet) -> str:
-    """Markdown. Several sections are told apart by a row with their title."""
+    """Markdown, as its notes already are. Several sections are told apart by a row with their title."""
+
+    def text(given: str) -> str:
+        return in_markdown(given, WIDEST)
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(cells) + " |"
 
-    lines = [f"# {table.title}", ""] if table.title else []
+    lines = [f"# {text(table.title)}", ""] if table.title else []
     if len(table.sections) == 1 and table.sections[0][0]:
-        lines += [f"{table.sections[0][0]}.", ""]
-    lines += [line(table.heads), "|" + "---|" * len(table.heads)]
+        lines += [f"{text(table.sections[0][0])}.", ""]
+    lines += [line(list(map(text, table.heads))), "|" + "---|" * len(table.heads)]
     for section, rows in table.sections:
         if len(table.sections) > 1:
-            lines.append(line([f"**{section}**", *[""] * (len(table.heads) - 1)]))
-        lines += [line(row) for row in rows]
+            lines.append(line([f"**{text(section)}**", *[""] * (len(table.heads) - 1)]))
+        lines += [line(list(map(text, row))) for row in rows]
     return "\n".join([*lines, "", *(f"- {note}" for note in table.notes)]) + "\n"
 
 
@@ -170,7 +174,7 @@ def latex_text(text: str) -> str:
     >>> print(latex_text(r"a_b & 50 % {x} \y ± ~^#$ p < .01"))
     a\_b \& 50 \% \{x\} \textbackslash{}y $\pm$ \textasciitilde{}\textasciicircum{}\#\$ p $<$ .01
     """
-    return "".join(LATEX.get(letter, letter) for letter in text)
+    return "".join(LATEX.get(letter, letter) for letter in safe(text, WIDEST))
 
 
 def latex(table: Sheet) -> str:
@@ -199,12 +203,12 @@ def for_screen(table: Sheet, width: int) -> list[Table]:
     for section, rows in table.sections:
         for part, columns in enumerate(in_widths(table.heads, rows, width)):
             title = section if part == 0 else "continued"
-            one = Table(box=SIMPLE_HEAD, title=escape(title) or None, title_justify="left", pad_edge=False)
+            one = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
             for column in columns:
                 words = table.heads[column] in ("method", "our scale", "differs in")
                 one.add_column(table.heads[column], justify="left" if words else "right", no_wrap=not words)
             for row in rows:
-                one.add_row(*(escape(row[column]) for column in columns))
+                one.add_row(*(row[column] for column in columns))
             shown.append(one)
     return shown
 
@@ -266,11 +270,7 @@ def records(blocks: Sequence[Sequence[Result]], notes: Sequence[str] = ()) -> li
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()
+    return as_csv([rows[0], *(row.values() for row in rows)])
 
 
 def json_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -3,13 +3,20 @@
 Names are kept as they are; they are changed only on their way out, and each medium has its one door:
 
 - a sentence, a log line, an error: `safe` (one line, bounded); `safe_lines` where line breaks are layout;
-- the terminal: `tacit.cli.screen.SafeConsole`, which passes everything through `safe_lines` and reads no markup;
-- CSV: `csv_cell`, undone by `from_csv_cell`;
+- the terminal: `tacit.screen.SafeConsole`, which passes everything through `safe_lines` and reads no markup;
+- CSV: `csv_text`, whose cells `from_csv_cell` undoes;
 - Markdown: `markdown`; HTML: `tacit.card.document` and `tacit.report.page`, which escape it;
 - JSON, TOML, Parquet: nothing to do, they have rules of their own, and keep the true names.
 """
 
+import csv
+import io
+import re
+from collections.abc import Iterable
+
 LONG = 200  # characters of a name or of a stranger's sentence that are shown
+# What Markdown takes for more than a letter: marks of style, of links and cells, and what begins a tag or an entity.
+MARKS = re.compile(r"[\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
 FORMULA = "=+-@\t\r\n＝＋－＠"  # a spreadsheet may run a cell that begins with one of these
 
 
@@ -73,10 +80,21 @@ def _may_run(text: str) -> bool:
 
 
 def markdown(text: object, limit: int = LONG) -> str:
-    r"""Text within a line or a cell of Markdown: nothing in it is taken for a tag, a link or the end of the cell.
+    r"""Text within a line or a cell of Markdown: nothing in it is taken for a tag, a link, a style or the cell's end.
 
-    >>> print(markdown("<b>[x](http://y) | `z` *a_b*"))
-    &lt;b>\[x\](http://y) \| \`z\` \*a\_b\*
+    >>> print(markdown("<b>[x](http://y) | `z` *a_b* p < .01"))
+    \<b>\[x\](http://y) \| \`z\` \*a_b\* p < .01
     """
-    shown = safe(text, limit).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{sign}" if sign in "\\`*_[]|" else sign for sign in shown)
+    return MARKS.sub(r"\\\g<0>", safe(text, limit))
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """A CSV file (RFC 4180), the first row its heading; what is in it can be undone with `from_csv_cell`."""
+    file = io.StringIO()
+    csv.writer(file).writerows(map(csv_cell, row) for row in rows)  # with \r\n, so that \r within a cell is quoted
+    return file.getvalue()
+
+
+def as_bytes(text: str) -> bytes:
+    """UTF-8; names of files that are not UTF-8 get back the bytes that they have on the disk."""
+    return text.encode("utf-8", "surrogateescape")

@@ -1,7 +1,11 @@
 """Tiny real experiments, and how to compare their outcomes."""
 
 import hashlib
+import os
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tacit.data.federation import Federation
 from tacit.engine import Plan, prepare
@@ -22,6 +26,18 @@ def timeless(run: Run) -> list[dict[str, Any]]:
     return [
         {k: v for k, v in record.items() if k not in ("seconds", "cpu_seconds", "phases")} for record in run.records
     ]
+
+
+def outside(name: str) -> Path:
+    """A file from outside the repository, out of the folder that TACIT_TEST_DATA names; read it, write nothing there.
+
+    `make test` lets the variable name ../shared/data, where the project's own machines have that folder.
+    """
+    folder = os.environ.get("TACIT_TEST_DATA", "")
+    path = Path(folder) / name
+    if not folder or not path.is_file():
+        pytest.skip(f"{name} is not part of the repository: let TACIT_TEST_DATA name the folder that holds it")
+    return path
 
 
 World = tuple[Plan, Federation]

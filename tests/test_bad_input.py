@@ -1,6 +1,7 @@
 """Bad input of every kind: a sentence and exit code 2, no traceback, nothing written, no data loaded."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -201,8 +202,13 @@ def label(words: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize(("key", "value"), ALL_BAD_SETTINGS, ids=map(label, ALL_BAD_SETTINGS))
-def test_no_setting_takes_nonsense(key: str, value: str, ended: Ended) -> None:
-    said = ended("run", "-s", "method.preset=smoke", "-s", f"{key}={value}", "--out", "new")
+def test_no_setting_takes_nonsense(key: str, value: str, here: Path, ended: Ended) -> None:
+    words = ["run", "-s", "method.preset=smoke", "--out", "new"]
+    if "\0" in key + value:  # no word of a command can hold it, but a file can
+        (here / "nul.toml").write_text(f"{json.dumps(key)} = {json.dumps(value)}")
+        said = ended(*words, "nul.toml")
+    else:
+        said = ended(*words, "-s", f"{key}={value}")
     last = key.rpartition(".")[2]
     assert not last.isidentifier() or last in said or "net" in said or "method" in said, said
 

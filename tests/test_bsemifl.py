@@ -66,7 +66,7 @@ def kept(here: World, task: Task) -> Payload:
 def predictions(here: World, task: Task, kept: Payload) -> tuple[Tensor, Tensor]:
     me = client(here)
     return (
-        me.predict(me.model(weights_in(task.send, "model")), me.shard.unlabeled),
+        me.predict(me.model(task.weights("model")), me.shard.unlabeled),
         me.predict(me.model(weights_in(kept, "local")), me.shard.unlabeled),
     )
 
@@ -74,8 +74,8 @@ def predictions(here: World, task: Task, kept: Payload) -> tuple[Tensor, Tensor]
 def test_the_server_tells_its_sums_and_its_prior(here: World, task: Task) -> None:
     server = hub(here)
     labeled = server.shard.labeled
-    probs = server.predict(server.model(weights_in(task.send, "model")), labeled.images)
-    sums, prior = tensor_in(task.send, "sums"), tensor_in(task.send, "prior")
+    probs = server.predict(server.model(task.weights("model")), labeled.images)
+    sums, prior = task.tensor("sums"), task.tensor("prior")
     assert torch.allclose(sums, probs.sum(dim=0))
     assert sums.shape == prior.shape == (10,)
     assert sums.sum().item() == pytest.approx(len(labeled), rel=1e-4)
@@ -86,7 +86,7 @@ def test_the_server_tells_its_sums_and_its_prior(here: World, task: Task) -> Non
 def test_the_first_time_the_global_model_labels_alone(here: World, task: Task) -> None:
     me = client(here)
     reply = BSemiFL(warmup=0, threshold=0.3).client_train(task, {}, me)
-    probs = me.predict(me.model(weights_in(task.send, "model")), me.shard.unlabeled)
+    probs = me.predict(me.model(task.weights("model")), me.shard.unlabeled)
     assert reply.metrics["global_weight"] == 1.0
     assert torch.equal(me.labelling.label[0], probs.argmax(dim=1))
     assert torch.equal(me.labelling.kept[0], probs.max(dim=1).values >= 0.3)
@@ -103,7 +103,7 @@ def test_what_is_kept_is_the_trained_model_and_its_sums_over_the_accepted(here: 
     assert torch.allclose(tensor_in(reply.keep, "sums"), probs.sum(dim=0), rtol=1e-4)
     histogram = torch.bincount(label[accepted], minlength=10) / accepted.sum()
     assert torch.allclose(tensor_in(reply.keep, "prior"), histogram)
-    sent, local = weights_in(reply.send, "model"), weights_in(reply.keep, "local")
+    sent, local = reply.weights("model"), weights_in(reply.keep, "local")
     assert all(torch.equal(sent[name], local[name]) for name in sent)
     assert all(sent[name].untyped_storage().data_ptr() != local[name].untyped_storage().data_ptr() for name in sent)
     soft = BSemiFL(warmup=0, threshold=0.3, local_prior="predictions").client_train(task, {}, client(here))
@@ -116,7 +116,7 @@ def test_the_second_time_both_models_label(formula: str, here: World, task: Task
     method = BSemiFL(warmup=0, threshold=0.3, local_closeness=formula)  # type: ignore[arg-type]
     reply = method.client_train(task, kept, me)
     f, g = predictions(here, task, kept)
-    near_f = closeness(f, tensor_in(task.send, "sums"), tensor_in(task.send, "prior"))
+    near_f = closeness(f, task.tensor("sums"), task.tensor("prior"))
     near_g = closeness(g, tensor_in(kept, "sums"), tensor_in(kept, "prior"), formula == "equation-13")
     share = share_by_closeness(near_f, near_g)
     joined = ensemble(f, g, share)
@@ -283,7 +283,7 @@ def test_static_bn_keeps_each_model_its_own_statistics(tmp_path: Path) -> None:
     replies = [method.client_train(task, {}, client(here, number)) for number in (0, 1)]
     means = [weights_in(reply.keep, "local")["norm1.running_mean"] for reply in replies]
     assert not torch.allclose(means[0], means[1])
-    assert not torch.allclose(means[0], weights_in(task.send, "model")["norm1.running_mean"])
+    assert not torch.allclose(means[0], task.weights("model")["norm1.running_mean"])
 
 
 def test_presets_and_placement() -> None:

@@ -171,9 +171,9 @@ def test_a_client_that_keeps_nothing_changes_nothing() -> None:
     for labels in ("round", "epoch"):
         reply = CBAFed(labels=labels).client_train(task(world, 1.0), {}, client(world, shard([], 30)))
         assert reply.examples == 0
-        assert tensor_in(reply.send, "counts").tolist() == [0] * CLASSES
+        assert reply.tensor("counts").tolist() == [0] * CLASSES
         for name, tensor in fresh(world).items():
-            assert torch.equal(weights_in(reply.send, "model")[name], tensor), name
+            assert torch.equal(reply.weights("model")[name], tensor), name
     nothing = {"model": {"w": torch.tensor([99.0]), "steps": torch.tensor(9)}, "counts": torch.zeros(4)}
     idle = Reply(send=nothing, examples=0)
     without = CBAFed().server_merge(STATE, replies(), hub(5))
@@ -219,7 +219,7 @@ def test_the_kept_views_are_fixed(lessons: list) -> None:
     assert torch.equal(more["view"](learned, torch.Generator()), world.views.plain(learned))
     assert more["optimizer"].param_groups[0]["lr"] == 0.02
     assert reply.examples == int(kept.sum())
-    assert tensor_in(reply.send, "counts").tolist() == torch.bincount(label[kept], minlength=4).tolist()
+    assert reply.tensor("counts").tolist() == torch.bincount(label[kept], minlength=4).tolist()
     told = me.labelling
     assert torch.equal(torch.cat(told.kept), kept)
 
@@ -231,7 +231,7 @@ def test_tail_labels_are_learned_and_counted(lessons: list) -> None:
     probs = lessons[0][2]
     second_is_rare = probs.topk(2, dim=1).indices[:, 1] == 3
     assert second_is_rare.any()
-    assert tensor_in(reply.send, "counts").tolist() == [0, 0, 0, int(second_is_rare.sum())]
+    assert reply.tensor("counts").tolist() == [0, 0, 0, int(second_is_rare.sum())]
     assert reply.examples == int(second_is_rare.sum())
 
 

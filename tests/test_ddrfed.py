@@ -243,7 +243,7 @@ def test_who_learns_from_what() -> None:
         me = client(world, labels, unlabeled)
         reply = all_sure().client_train(task(world), dict(kept), me)
         assert reply.examples == expected
-        assert float(tensor_in(reply.send, "counts").sum()) == expected
+        assert float(reply.tensor("counts").sum()) == expected
         told = torch.cat(me.labelling.index) if me.labelling.index else torch.zeros(0)
         assert sorted(told.tolist()) == list(range(unlabeled))
         assert set(reply.send) == {"model", "counts"}

@@ -184,7 +184,7 @@ def test_images_are_dealt_evenly_over_all_rounds() -> None:
         sizes = []
         for number in range(4):
             tasks = method.server_send({"ema": ema, "held": torch.tensor(held)}, hub(number))
-            sizes.append([len(tensor_in(task.send, "images")) for task in tasks])
+            sizes.append([len(task.tensor("images")) for task in tasks])
             for task in tasks:
                 reply = method.client_train(task, kept[task.client], client([], 5))
                 assert reply.send == {}
@@ -194,7 +194,7 @@ def test_images_are_dealt_evenly_over_all_rounds() -> None:
         assert all(own.dtype == torch.uint8 and own.shape == (10, 1, 8, 8) for own in drawn)
         assert len(torch.cat(drawn).flatten(1).unique(dim=0)) == 30  # nobody got another's image
     nothing = method.server_send({"ema": ema, "held": torch.full((3,), -1.0)}, hub())
-    assert [len(tensor_in(task.send, "images")) for task in nothing] == [0, 0, 0]
+    assert [len(task.tensor("images")) for task in nothing] == [0, 0, 0]
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def test_a_kept_run_is_small_and_tells_the_same(tiny: Tiny, apart: Path) -> None
 
 def test_a_part_runs_what_is_missing_only(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second time nothing runs; a row that is new runs alone; a page stands beside it each time."""
-    from rich.console import Console
+    from tacit.screen import SafeConsole
 
     small = {"method.preset": "smoke", "data.placement": "clients", "rounds": 2, "backend.name": "local"}
     rows = {"lower": {"method.name": "fedavg"}, "fixmatch": {"method.name": "fixmatch"}}
@@ -71,7 +71,7 @@ def test_a_part_runs_what_is_missing_only(apart: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(evidence, "run_experiment", counted)
     Path("docs/methods").mkdir(parents=True)
     Path("docs/methods/fixmatch.md").write_text("# fixmatch\n")
-    screen = Console(quiet=True)
+    screen = SafeConsole(quiet=True)
     evidence.run_part("mine", part, 1, False, screen)
     assert started == ["fedavg", "fixmatch"]
     evidence.run_part("mine", part, 2, False, screen)

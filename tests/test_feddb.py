@@ -79,7 +79,7 @@ def world() -> World:
 
 
 def moved(reply: Reply, world: World) -> Tensor:
-    after = weights_in(reply.send, "model")
+    after = reply.weights("model")
     return torch.cat([(after[name] - tensor).flatten() for name, tensor in world.weights.items()])
 
 
@@ -139,8 +139,8 @@ def test_app_u_over_the_kept_only(world: World) -> None:
     raw = world.probs(me.shard.unlabeled)
     start = average_prediction(raw)
     expected = 0.25 * start + 0.75 * raw[me.labelling.kept[0]].mean(dim=0)
-    torch.testing.assert_close(tensor_in(reply.send, "app_u"), expected)
-    torch.testing.assert_close(tensor_in(reply.send, "app_u_before"), start)
+    torch.testing.assert_close(reply.tensor("app_u"), expected)
+    torch.testing.assert_close(reply.tensor("app_u_before"), start)
     nothing, _ = world.train(FedDB(threshold=1.0, app_over="kept"))
     torch.testing.assert_close(tensor_in(nothing.send, "app_u"), start)
 
@@ -173,7 +173,7 @@ def test_one_step_by_hand() -> None:
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None
         expected = world.weights[name] - me.train.lr * parameter.grad
-        torch.testing.assert_close(weights_in(reply.send, "model")[name], expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(reply.weights("model")[name], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_an_epoch_is_one_step_with_everything(world: World, forwards: list[int]) -> None:
@@ -260,7 +260,7 @@ def test_a_party_with_labels_only_measures_app_u_on_them() -> None:
         reply, me = world.train(FedDB(app_over=over))
         assert not len(me.shard.unlabeled)
         expected = average_prediction(world.probs(me.shard.labeled.images))
-        torch.testing.assert_close(tensor_in(reply.send, "app_u"), expected)
+        torch.testing.assert_close(reply.tensor("app_u"), expected)
         assert reply.examples == len(me.shard.labeled)
 
 

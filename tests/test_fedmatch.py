@@ -190,7 +190,7 @@ def test_labels_move_sigma_alone_and_images_psi_alone() -> None:
     down = server.start()
     reply = server.method.client_train(Task(0, {"sigma": down["sigma"], "psi": down["psi"]}), {}, server.client())
     assert set(reply.send) == {"psi"}  # sigma stays where its labels are
-    assert not same(weights_in(reply.send, "psi"), weights_in(down, "psi"))
+    assert not same(reply.weights("psi"), weights_in(down, "psi"))
 
 
 def test_clients_with_labels_send_both_parts() -> None:
@@ -198,7 +198,7 @@ def test_clients_with_labels_send_both_parts() -> None:
     state = world.start()
     reply = world.method.client_train(Task(0, {"sigma": state["sigma"], "psi": state["psi"]}), {}, world.client())
     assert set(reply.send) == {"sigma", "psi"}
-    assert not same(weights_in(reply.send, "sigma"), weights_in(state, "sigma"))
+    assert not same(reply.weights("sigma"), weights_in(state, "sigma"))
 
 
 def test_first_psi_is_a_fifth_of_sigma_and_the_answer_is_the_sum() -> None:
@@ -255,7 +255,7 @@ def test_helpers_come_every_so_many_rounds_and_each_client_gets_its_own() -> Non
         tasks = world.method.server_send(state, world.hub(round))
         assert all(("helpers" in task.send) == (round in (2, 5)) for task in tasks)
         if round in (2, 5):
-            got = {task.client: weights_in(task.send, "helpers")["fc.weight"].unique().tolist() for task in tasks}
+            got = {task.client: task.weights("helpers")["fc.weight"].unique().tolist() for task in tasks}
             assert got == {0: [1.0], 1: [0.0], 2: [3.0], 3: [2.0]}
     assert world.method.server_send(world.start(), world.hub(2))[0].send.keys() == {"sigma", "psi"}  # nobody known
 

@@ -147,7 +147,7 @@ def test_clients_may_go_on_from_their_own_group() -> None:
     close(weights_in(state, "model"), moved(start, 4.0))
     tasks = method.server_send(state, hub_of(place, 1))
     for task in tasks:
-        close(weights_in(task.send, "model"), moved(start, (2.0, 6.0)[task.group]))
+        close(task.weights("model"), moved(start, (2.0, 6.0)[task.group]))
     state = method.server_merge(state, replies(start, [0], [9.0]), hub_of(place, 1))
     close(weights_in(state, "model"), moved(start, 9.0))
     kept = unstacked(weights_in(state, "groups"))

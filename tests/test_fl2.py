@@ -17,7 +17,7 @@ from tacit.method import Reply, Task
 from tacit.methods import fl2
 from tacit.methods.fl2 import FL2
 from tacit.methods.semifl import SemiFL
-from tacit.payload import Weights, number_in, weights_in
+from tacit.payload import Weights, weights_in
 from tacit.pieces import sharpness
 from tacit.pieces.mixup import fit_fix_and_mix
 from tacit.pieces.sharpness import ETA, asam_perturbation, consistency_term, masked_divergence, sharpness_consistency
@@ -223,7 +223,7 @@ def test_a_client_tells_the_status_of_the_model_as_it_came() -> None:
     reply = FL2().client_train(Task(0, {"model": weights}), {}, client(here))
     me = client(here)
     probs = SemiFL().look(me.model(weights), me.shard.unlabeled, me)
-    assert number_in(reply.send, "status") == pytest.approx(float(probs.max(dim=1).values.mean()), rel=1e-6)
+    assert reply.number("status") == pytest.approx(float(probs.max(dim=1).values.mean()), rel=1e-6)
     assert reply.metrics["status"] == reply.send["status"]
     assert reply.examples == int(FL2().believe(probs).kept.sum()) > 0
 
@@ -237,7 +237,7 @@ def test_a_labelled_client_measures_itself_on_its_own_images() -> None:
     probs = SemiFL().look(me.model(weights), me.shard.labeled.images, me)
     reply = FL2().client_train(Task(labeled, {"model": weights}), {}, client(here, labeled))
     assert reply.examples == len(me.shard.labeled)
-    assert number_in(reply.send, "status") == pytest.approx(float(probs.max(dim=1).values.mean()), rel=1e-6)
+    assert reply.number("status") == pytest.approx(float(probs.max(dim=1).values.mean()), rel=1e-6)
 
 
 def test_strict_are_the_surest_of_the_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,11 @@
 """Placements: who holds labels, complete and disjoint where they must be, refused where impossible."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runs import outside
 from tacit.data.placement import Placed, balanced_pool, check, place, stratified
 from tacit.errors import TacitError
 from tacit.experiment import Data
@@ -272,10 +271,7 @@ def test_what_only_the_labels_show_to_be_impossible(labels, changes, message):
 
 @pytest.mark.parametrize("placement", ["server", "clients", "some-clients"])
 def test_lesions_of_real_skin_data_never_straddle(placement):
-    file = Path(__file__).parents[2] / "shared" / "data" / "isic2018.npz"
-    if not file.exists():
-        pytest.skip(f"the ISIC 2018 file is not at {file}")
-    with np.load(file) as arrays:
+    with np.load(outside("isic2018.npz")) as arrays:
         truth, names = arrays["y_train"].astype(np.int64), arrays["group_train"]
     groups = np.unique(names, return_inverse=True)[1]
     placed = draw(truth, groups, placement=placement, labels=350, alpha=0.8, cover=1)

@@ -240,7 +240,7 @@ def test_a_client_s_tasks_run_in_order_and_its_memory_goes_on(tiny: Tiny, monkey
     for number in range(1, 4):
         mine = [entry for entry in seen if entry[0].client == number]
         assert [(task.group, when) for task, _, _, when in mine] == [(g, r) for r in (0, 1) for g in range(3)]
-        models = [weights_in(task.send, "model") for task, _, _, _ in mine]
+        models = [task.weights("model") for task, _, _, _ in mine]
         for when in (0, 1):
             one, two, three = models[3 * when : 3 * when + 3]
             assert same({"model": one}, {"model": two})

@@ -153,7 +153,7 @@ def test_a_client_sure_of_nothing_drops_out() -> None:
     me, first = client(here), hub(here).new_weights()
     reply = SemiFL(threshold=1.0).client_train(Task(0, {"model": first}), {}, me)
     assert reply.examples == 0
-    assert all(torch.equal(weights_in(reply.send, "model")[name], first[name]) for name in first)
+    assert all(torch.equal(reply.weights("model")[name], first[name]) for name in first)
     assert reply.keep == {}
 
 
@@ -293,7 +293,7 @@ def test_static_statistics_come_from_where_the_option_says(whose: str) -> None:
     replies = [method.client_train(Task(k, state), {}, client(here, k)) for k in range(2)]
     after = weights_in(method.server_merge(state, replies, hub(here)), "model")
     if whose == "clients":
-        expected = pooled_statistics((weights_in(reply.send, "model") for reply in replies), [0.5, 0.5])
+        expected = pooled_statistics((reply.weights("model") for reply in replies), [0.5, 0.5])
     else:
         model = start.model(after)
         recompute_statistics(model, [start.views.plain(start.shard.labeled.images)])

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from safetensors.torch import save
 
 from runs import TINY, digest
@@ -29,6 +28,7 @@ from tacit.method import Task, find_method, known_methods
 from tacit.payload import Limits
 from tacit.record import Run
 from tacit.report.collect import collect
+from tacit.screen import SafeConsole
 from tacit.sites import process
 from tacit.sites.home import init_server, init_site, read_home, site_home
 from tacit.sites.jobs import Job
@@ -427,7 +427,7 @@ def test_preview_shows_the_very_bytes_and_sends_nothing(tmp_path: Path) -> None:
     job, sites = at_sites(experiment, tmp_path)
     site = sites["site-0"]
     facts = tmp_path / "parties" / "server" / FACTS
-    screen = Console(file=io.StringIO(), width=200)
+    screen = SafeConsole(file=io.StringIO(), width=200)
     preview_site(site, experiment, facts, screen)
     text = screen.file.getvalue()  # type: ignore[attr-defined]
     found = {stage.name: reply for stage, reply in replies(site, experiment, read_facts(facts))}

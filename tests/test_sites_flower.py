@@ -36,7 +36,7 @@ from tacit.payload import weights_in
 class Odd(Method):
     presets: ClassVar = {"paper": {}, "smoke": {}}
     def client_train(self, task, kept, me):
-        model = {name: tensor + 1 for name, tensor in weights_in(task.send, "model").items()}
+        model = {name: tensor + 1 for name, tensor in task.weights("model").items()}
         WHAT
         return Reply(send={"model": model}, examples=1)
 """

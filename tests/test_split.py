@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from tacit.cli.split import show_split
 from tacit.data.dataset import Dataset
@@ -15,6 +14,7 @@ from tacit.data.draw import LABELED, UNLABELED, draw_split, picture_of
 from tacit.data.split import Part, Split, ceiling, class_table, load_split, make_split, title, warnings
 from tacit.errors import TacitError
 from tacit.experiment import Data
+from tacit.screen import SafeConsole
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -282,7 +282,7 @@ def test_pictures_with_unknown_labels_many_classes_and_very_many_clients():
 
 
 def shown(split: Split, dataset: Dataset, width: int = 100, out: Path | None = None) -> str:
-    console = Console(file=io.StringIO(), width=width)
+    console = SafeConsole(file=io.StringIO(), width=width, soft_wrap=False)
     show_split(split, dataset, out, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 

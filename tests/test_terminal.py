@@ -12,13 +12,13 @@ import termios
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from runs import TINY
 from tacit.cli.app import complete
 from tacit.cli.progress import JsonLines, Lines, LiveView, Nothing, sparkline, watcher_for
 from tacit.record import Run
+from tacit.screen import SafeConsole
 
 SETTINGS = {"method.name": "fixmatch", "method.preset": "smoke", "data.placement": "clients", "rounds": 3, **TINY}
 WORDS = [f"--set={key}={value}" for key, value in SETTINGS.items()]
@@ -88,13 +88,13 @@ def test_json_is_for_programs_and_quiet_for_nobody(tmp_path: Path) -> None:
 
 def test_who_gets_which_view(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    terminal, pipe = Console(force_terminal=True), Console(force_terminal=False)
+    terminal, pipe = SafeConsole(force_terminal=True), SafeConsole(force_terminal=False)
     assert isinstance(watcher_for(terminal), LiveView)
     assert isinstance(watcher_for(pipe), Lines)
     assert isinstance(watcher_for(terminal, view="json"), JsonLines)
     assert isinstance(watcher_for(terminal, view="quiet"), Nothing)
     monkeypatch.setenv("TERM", "dumb")  # it cannot move its cursor
-    assert isinstance(watcher_for(Console(force_terminal=True)), Lines)
+    assert isinstance(watcher_for(SafeConsole(force_terminal=True)), Lines)
 
 
 def test_the_sparkline_shows_the_newest_between_its_own_extremes() -> None:

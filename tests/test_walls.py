@@ -127,3 +127,26 @@ def test_no_global_randomness_and_no_pickle() -> None:
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text()
         assert not [word for word in banned if word in text], path
+
+
+def test_one_console_for_all() -> None:
+    """What is printed goes through `tacit.screen.SafeConsole`, where no name can act as markup or as a control code."""
+    for path in PACKAGE.rglob("*.py"):
+        if path.name == "screen.py":
+            continue
+        tree = ast.parse(path.read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        named = {ast.unparse(call.func) for call in calls}
+        assert not named & {"Console", "rich.print", "typer.echo", "typer.secho", "click.echo", "Text.from_markup"}, (
+            path
+        )
+        assert not {"rich.markup", "rich.panel", "rich.rule"} & imports(path), path  # they read markup on their own
+        assert "Text.from_markup" not in named, path
+        prints = [call for call in calls if ast.unparse(call.func) in ("print", "sys.stdout.write", "sys.stderr.write")]
+        assert all(_harmless(call) for call in prints), path
+
+
+def _harmless(call: ast.Call) -> bool:
+    """Of `print`: text of our own, or what was made safe."""
+    what = ast.unparse(call.args[0]) if call.args else "''"
+    return isinstance(call.args[0], ast.Constant) or what.startswith(("json.dumps(", "safe_lines(", "f'tacit {"))

@@ -11,6 +11,7 @@ from tacit.card.plot import calibration_plot
 from tacit.data.split import class_table, party_names
 from tacit.experiment import Experiment
 from tacit.metrics import wilson_interval
+from tacit.text import markdown
 from tacit.units import size_text
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def per_cent(share: float | None, digits: int = 1) -> str:
 
 
 def _task(page: Document, plan: "Plan", summary: Mapping[str, Any], description: "Description") -> None:
-    shown = ", ".join(description.classes[:20]) + (", …" if len(description.classes) > 20 else "")
+    shown = ", ".join(map(markdown, description.classes[:20])) + (", …" if len(description.classes) > 20 else "")
     page.add(
         Heading("Task"),
         Text(f"Tells {len(description.classes)} classes of images apart: {shown}."),
@@ -105,7 +106,7 @@ def _result(
         bounds = " to ".join(f"{100 * bound:.0f}" for bound in wilson_interval(hits, own))
         rows.append(
             (
-                name,
+                markdown(name),
                 f"{labeled[:, number].sum():,}",
                 f"{own:,}",
                 per_cent(hits / own) if own else "–",
@@ -121,7 +122,7 @@ def _result(
 def _confused(confusion: np.ndarray, classes: Sequence[str]) -> list[Text]:
     wrong = confusion * (1 - np.eye(len(confusion), dtype=confusion.dtype))
     worst = [divmod(int(place), len(wrong)) for place in np.argsort(-wrong, axis=None, kind="stable")[:3]]
-    said = [f"{classes[a]} taken for {classes[b]} ({wrong[a, b]})" for a, b in worst if wrong[a, b]]
+    said = [f"{markdown(classes[a])} taken for {markdown(classes[b])} ({wrong[a, b]})" for a, b in worst if wrong[a, b]]
     return [Text(f"Most frequent mistakes: {', '.join(said)}.")] if said else []
 
 
@@ -159,7 +160,7 @@ def _parties(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]])
     answers = [sum(number in record["answered"] for record in records) for number in range(len(split.clients))]
     rows = [("server", f"{len(split.server):,}", "0", "–")] if len(split.server) else []
     rows += [
-        (name, f"{len(part.labeled):,}", f"{len(part.unlabeled):,}", f"{count:,} of {len(records):,}")
+        (markdown(name), f"{len(part.labeled):,}", f"{len(part.unlabeled):,}", f"{count:,} of {len(records):,}")
         for name, part, count in zip(party_names(split), split.clients, answers, strict=True)
     ]
     if len(rows) > MOST_PARTIES:
@@ -175,23 +176,24 @@ def _parties(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]])
     else:
         page.add(Table(("party", "labelled", "unlabelled", "rounds answered"), rows))
     if plan.dataset.note:
-        page.add(Text(f"Of the data: {plan.dataset.note}."))
+        page.add(Text(f"Of the data: {markdown(plan.dataset.note, 2000)}."))
 
 
 def _method(page: Document, plan: "Plan") -> None:
     experiment = plan.experiment
     method = plan.stages[-1].method
     options = ", ".join(
-        f"{name} = {value}" for name, value in experiment.method.items() if name not in ("name", "preset")
+        f"{name} = {markdown(value)}" for name, value in experiment.method.items() if name not in ("name", "preset")
     )
     stages = ", then ".join(f"{stage.rounds} rounds of {stage.name}" for stage in plan.stages)
+    name = markdown(Path(experiment.method["name"]).stem)
     page.add(
         Heading("How it was trained"),
         Text(
             f"Placement `{experiment.data.placement}`: {HOLDERS[experiment.data.placement]}. Partition "
             f"`{experiment.data.partition}`. {stages}; seed {experiment.seed}."
         ),
-        Text(f"Method `{Path(experiment.method['name']).stem}` ({options or 'no options'}). {method.citation}."),
+        Text(f"Method {name} ({options or 'no options'}). {method.citation}."),
     )
 
 
@@ -211,7 +213,9 @@ def _pseudo_labels(page: Document, plan: "Plan", records: Sequence[Mapping[str, 
         page.add(Text("How many were right nobody can know: the images have no labels anywhere."))
     kept = told[-1].get("kept_by_class")
     if kept and sum(kept):
-        shares = [f"{name} {per_cent(n / sum(kept), 0)}" for name, n in zip(plan.dataset.classes, kept, strict=True)]
+        shares = [
+            f"{markdown(name)} {per_cent(n / sum(kept), 0)}" for name, n in zip(plan.dataset.classes, kept, strict=True)
+        ]
         page.add(Text(f"Kept in the last round, by class: {', '.join(shares)}."))
 
 
@@ -259,21 +263,23 @@ def _limits(page: Document, plan: "Plan", figures: Mapping[str, Any], descriptio
     labeled, _ = class_table(plan.split, np.asarray(plan.dataset.train_labels), len(description.classes))
     few = [name for name, count in zip(description.classes, labeled.sum(axis=0), strict=True) if count < FEW_LABELS]
     if few:
-        lines.append(f"Fewer than {FEW_LABELS} labels to learn from: {', '.join(few)}.")
+        lines.append(f"Fewer than {FEW_LABELS} labels to learn from: {', '.join(map(markdown, few))}.")
     if plan.dataset.train_groups is not None:
         lines.append("Test images of one group are alike, so the intervals are somewhat too narrow.")
     if description.depends_on_batch:
         lines.append("A prediction depends on the other images of its batch (BN policy `batch`).")
-    page.add(Heading("Limits"), Bullets([*lines, *plan.warnings]))
+    page.add(Heading("Limits"), Bullets([*lines, *(markdown(warning, 2000) for warning in plan.warnings)]))
 
 
 def _again(page: Document, plan: "Plan", summary: Mapping[str, Any]) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    cpus = " and ".join(summary.get("cpu", []))
+    types = f" ({cpus}; another type of CPU gives slightly other numbers)" if cpus else ""
     page.add(
         Heading("How to reproduce it"),
         Text(
             "Save this as `experiment.toml` (paths of your own data are shortened here; the run's folder has them in "
-            f"full) and run `tacit run experiment.toml`. Made with {versions}, on {summary['device']}. Data "
+            f"full) and run `tacit run experiment.toml`. Made with {versions}, on {summary['device']}{types}. Data "
             f"fingerprint `{plan.dataset.fingerprint}`."
         ),
         Code(shareable(plan.experiment).to_toml()),

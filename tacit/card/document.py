@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tacit.text import markdown, safe, safe_lines
+
 
 @dataclass(frozen=True)
 class Heading:
@@ -14,7 +16,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; **bold** and `code` as in Markdown."""
+    """A paragraph; **bold** and `code` as in Markdown. Names from elsewhere pass through `tacit.text.markdown`."""
 
     text: str
 
@@ -63,11 +65,11 @@ class Document:
         return {block.file: block.svg for block in self.blocks if isinstance(block, Figure)}
 
     def markdown(self) -> str:
-        return "\n\n".join([f"# {self.title}", *(_markdown(block) for block in self.blocks)]) + "\n"
+        return "\n\n".join([f"# {markdown(self.title)}", *(_markdown(block) for block in self.blocks)]) + "\n"
 
     def html(self) -> str:
         body = "\n".join(_html(block) for block in self.blocks)
-        title = html.escape(self.title)
+        title = html.escape(safe(self.title))
         return (
             f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
@@ -98,7 +100,8 @@ def _markdown(block: Block) -> str:
         case Figure(file, _, says):
             return f"![{says}]({file})"
         case Code(text):
-            return f"```\n{text.rstrip()}\n```"
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # longer than any within
+            return f"{fence}\n{safe_lines(text.rstrip())}\n{fence}"
 
 
 def _cell(text: str) -> str:
@@ -106,7 +109,7 @@ def _cell(text: str) -> str:
     >>> _cell("a|b")
     'a\\\\|b'
     """
-    return text.replace("|", "\\|").replace("\n", " ")
+    return re.sub(r"(?<!\\)\|", r"\\|", text).replace("\n", " ")
 
 
 def _html(block: Block) -> str:
@@ -124,13 +127,14 @@ def _html(block: Block) -> str:
         case Figure(_, svg, says):
             return f'<figure role="img" aria-label="{html.escape(says)}">{svg}</figure>'
         case Code(text):
-            return f"<pre>{html.escape(text)}</pre>"
+            return f"<pre>{html.escape(safe_lines(text))}</pre>"
 
 
 def _inline(text: str) -> str:
     """
-    >>> _inline("**1 < 2** in `x`")
-    '<strong>1 &lt; 2</strong> in <code>x</code>'
+    >>> _inline("**1 < 2** in `x`"), _inline(markdown("**<b>**"))
+    ('<strong>1 &lt; 2</strong> in <code>x</code>', '&#42;&#42;&lt;b&gt;&#42;&#42;')
     """
-    safe = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", html.escape(text))
-    return re.sub(r"`(.+?)`", r"<code>\1</code>", safe)
+    plain = re.sub(r"\\([\\`*_\[\]|])|\\(?=&)", lambda sign: f"&#{ord(sign[1])};" if sign[1] else "", html.escape(text))
+    bold = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", plain)
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", bold)

@@ -4,18 +4,18 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 import tacit
 from tacit.cli.init import register as register_init
 from tacit.cli.report import report, watch
 from tacit.cli.use import register as register_use
 from tacit.errors import TacitError
-from tacit.text import safe
+from tacit.screen import SafeConsole
+from tacit.text import safe, safe_lines
 
 if TYPE_CHECKING:
     from tacit.cli.progress import View
@@ -43,8 +43,11 @@ Track = Annotated[
 ]
 
 
-def console(error: bool = False) -> Console:
-    return Console(stderr=error, soft_wrap=True)
+LONGEST_ERROR = 10_000  # characters of an error that are shown
+
+
+def console(error: bool = False) -> SafeConsole:
+    return SafeConsole(stderr=error)
 
 
 def layers(recipe: str, settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -103,7 +106,7 @@ def run_and_show(
     label: str = "",
     view: "View" = "auto",
     track: Sequence[str] = (),
-    screen: Console | None = None,
+    screen: SafeConsole | None = None,
 ) -> Any:
     """Run with progress; Ctrl-C says how to go on and exits with 130."""
     from tacit.checks import check_run
@@ -121,7 +124,7 @@ def run_and_show(
         finished = run_experiment(experiment, folder, resume=resume, watcher=watcher)
     except KeyboardInterrupt:
         watcher.close()
-        screen.print(f"\nStopped. All finished rounds are saved in {folder}. To go on:\n  {again}", highlight=False)
+        screen.print(f"\nStopped. All finished rounds are saved in {folder}. To go on:\n  {again}")
         raise typer.Exit(130) from None
     except Exception as error:
         if (folder / "checkpoint").is_dir():  # shown below the traceback, where it is read
@@ -135,14 +138,12 @@ def run_and_show(
     elif view == "auto" and not label:
         if summary["accuracy"] is not None:
             screen.print(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
-        screen.print(f"Written to {folder}", highlight=False)
+        screen.print(f"Written to {folder}")
         if (folder / "card.html").is_file():
             screen.print(
                 f"The model card: {folder / 'card.html'}. To use the model:\n"
-                f"  tacit predict {folder} IMAGES -o predictions.csv\n"
-                f"  tacit export {folder} --to onnx",
-                highlight=False,
-                markup=False,
+                f"  tacit predict {shlex.quote(str(folder))} IMAGES -o predictions.csv\n"
+                f"  tacit export {shlex.quote(str(folder))} --to onnx"
             )
     return finished
 
@@ -260,6 +261,11 @@ def complete() -> typer.Typer:
     return app
 
 
+def refuse(why: str) -> NoReturn:
+    console(error=True).print(Text.assemble(("Error:", "bold red"), " ", safe_lines(why, LONGEST_ERROR)))
+    sys.exit(2)
+
+
 def main() -> None:
     """The entry point: an error that the user can mend is shown as a sentence, not as a traceback."""
     complete()
@@ -268,14 +274,11 @@ def main() -> None:
             raise TacitError("A word of the command holds the control character U+0000. Choose another name.")
         app()
     except TacitError as error:
-        console(error=True).print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False)
-        sys.exit(2)
+        refuse(str(error))
     except OSError as error:
         if error.filename is None:  # not about a file: an error of ours
             raise
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        said = f"{safe(error.filename)}: {error.strerror}.{notes}"
-        console(error=True).print(f"[bold red]Error:[/] {escape(said)}", highlight=False)
-        sys.exit(2)
+        refuse(f"{safe(error.filename)}: {error.strerror}.{notes}")
     except KeyboardInterrupt:
         sys.exit(130)

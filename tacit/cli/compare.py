@@ -2,19 +2,22 @@
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from tacit.cli.app import Quiet, Set, Track, console, run_and_show
+from tacit.screen import SafeConsole, noted
+from tacit.text import markdown, safe_lines
 
 if TYPE_CHECKING:
     from tacit.cli.progress import View
     from tacit.compare import Survey
     from tacit.lineup import Job, Row
+    from tacit.tables import Sheet
 
 Format = Literal["console", "markdown", "csv", "latex", "json"]
 ENDINGS: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
@@ -84,7 +87,7 @@ def compare(
             run_missing(rows, run)
         except KeyboardInterrupt:  # between two runs; within one, run_and_show says it
             stopped = f"\nStopped. All finished rounds are saved in {runs}. To go on:\n  {again}"
-            screen.print(stopped, highlight=False)
+            screen.print(stopped)
             raise typer.Exit(130) from None
     show(rows, seen, said, form, out, screen, quiet)
 
@@ -94,12 +97,17 @@ def command_again() -> str:
     return shlex.join(["tacit", *sys.argv[1:]])
 
 
-def announce(rows: "list[Row]", missing: "list[Job]", said: list[str], screen: Console) -> None:
+def announce(rows: "list[Row]", missing: "list[Job]", said: list[str], screen: SafeConsole) -> None:
     """Before the work: what there is to do, and in what the rows are not on a par."""
     jobs, to_do = sum(len(row.jobs) for row in rows), len(missing)
-    screen.print(f"{len(rows)} rows, {jobs} runs: {jobs - to_do} finished, {to_do} to do.", highlight=False)
+    screen.print(f"{len(rows)} rows, {jobs} runs: {jobs - to_do} finished, {to_do} to do.")
     for note in said:
-        screen.print(f"[yellow]Note:[/] {escape(note)}", highlight=False)
+        screen.print(noted(note))
+
+
+def _marked(sheet: "Sheet") -> "Sheet":
+    """With notes that Markdown shows as they are."""
+    return replace(sheet, notes=tuple(markdown(note, 1000) for note in sheet.notes))
 
 
 def show(
@@ -108,7 +116,7 @@ def show(
     said: list[str],
     form: Format,
     out: Path | None,
-    screen: Console,
+    screen: SafeConsole,
     quiet: bool,
 ) -> None:
     """The table on the screen, and in a file if one is wanted."""
@@ -123,9 +131,9 @@ def show(
             figures = tables.records(blocks, said)
             text = tables.csv_text(figures) if form == "csv" else tables.json_text(figures)
         else:
-            text = tables.markdown(sheet) if form == "markdown" else tables.latex(sheet)
+            text = tables.markdown(_marked(sheet)) if form == "markdown" else tables.latex(sheet)
         if out is None:
-            print(text, end="")
+            print(safe_lines(text.replace("\r\n", "\n")), end="")
             return
         write_atomically(out, text.encode())
     if not quiet:
@@ -134,6 +142,6 @@ def show(
         for table in tables.for_screen(sheet, screen.width):
             screen.print(table)
         for note in sheet.notes:
-            screen.print(f"[dim]{escape(note)}[/]", highlight=False)
+            screen.print(Text(note, "dim"))
         if out is not None:
-            screen.print(f"Written to {out}", highlight=False)
+            screen.print(f"Written to {out}")

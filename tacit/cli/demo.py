@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.text import Text
 
 from tacit.cli.app import run_and_show
 from tacit.cli.data import load_shown
@@ -15,30 +15,34 @@ from tacit.lineup import Job, Row
 from tacit.payload import write_atomically
 from tacit.recipes import load_recipe
 from tacit.record import Run
+from tacit.screen import SafeConsole, noted
 from tacit.tables import for_screen, sheet
 
 
-def choose_recipe(screen: Console) -> dict[str, Any]:
+def choose_recipe(screen: SafeConsole) -> dict[str, Any]:
     """The demo on MNIST, or on the embedded digits where MNIST cannot be had."""
     recipe = load_recipe("demo")
     try:
         load_shown(recipe["data"]["name"], screen)
         return recipe
     except TacitError as error:
-        screen.print("[yellow]MNIST cannot be fetched here[/], so the embedded 8x8 digits are used.")
-        screen.print(str(error), style="dim", markup=False, highlight=False)
+        screen.print(noted("the embedded 8x8 digits are used.", "MNIST cannot be fetched here:"))
+        screen.print(str(error), style="dim")
         return load_recipe("demo-digits")
 
 
-def run_demo(out: Path, screen: Console) -> None:
+def run_demo(out: Path, screen: SafeConsole) -> None:
     recipe = choose_recipe(screen)
     experiment = resolve(recipe)
     lower, upper = bounds_of(experiment)
     name = experiment.method["name"]
     plan = {"lower bound": lower, name: experiment, "upper bound": upper}
     screen.print(
-        f"[bold]{recipe['title']}[/]\nThree runs on the same split, with the same net and rounds: FedAvg on the labels "
-        f"alone (lower bound), {name} with the unlabelled images, FedAvg with all labels revealed (upper bound)."
+        Text.assemble(
+            (recipe["title"], "bold"),
+            "\nThree runs on the same split, with the same net and rounds: FedAvg on the labels alone (lower bound), "
+            f"{name} with the unlabelled images, FedAvg with all labels revealed (upper bound).",
+        )
     )
     rows = [Row(label, (Job(one, out / label.replace(" ", "-")),)) for label, one in plan.items()]
     for row in rows:
@@ -54,8 +58,11 @@ def run_demo(out: Path, screen: Console) -> None:
         screen.print(table)
     if gap is not None:
         screen.print(
-            f"[bold]Gap closed: {100 * gap:.0f} %[/] of the way from the labels alone to all labels, "
-            f"without a single further label (one seed, reduced scale)."
+            Text.assemble(
+                (f"Gap closed: {100 * gap:.0f} %", "bold"),
+                " of the way from the labels alone to all labels, without a single further label (one seed, reduced "
+                "scale).",
+            )
         )
     else:
         screen.print("The bounds leave no gap to close: the upper bound has not converged in so few rounds.")

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from tacit.screen import SafeConsole
+
 app = typer.Typer(no_args_is_help=True, help="Draw a paper's figure from the records of runs (extra `plot`).")
 
 Folder = Annotated[Path, typer.Argument(help="a run folder")]
@@ -18,14 +20,17 @@ def bias(folder: Folder, out: Out = Path("bias.png")) -> None:
     from tacit.figures import draw_bias
     from tacit.record import Run
 
+    screen = SafeConsole()
     for kind, rounds in draw_bias(Run(folder), out).items():
         if rounds:
             to_app_u, to_labels = (
                 fmean(one.to_app_u.mean for one in rounds),
                 fmean(one.to_labels.mean for one in rounds),
             )
-            typer.echo(f"{kind} model, {len(rounds)} rounds: {to_app_u:.3f} to APP-U, {to_labels:.3f} to labels (mean)")
-    typer.echo(f"Written to {out}")
+            screen.print(
+                f"{kind} model, {len(rounds)} rounds: {to_app_u:.3f} to APP-U, {to_labels:.3f} to labels (mean)"
+            )
+    screen.print(f"Written to {out}")
 
 
 @app.command()
@@ -37,7 +42,7 @@ def labels(
     from tacit.record import Run
 
     draw_labels({folder.name: Run(folder) for folder in folders}, out)
-    typer.echo(f"Written to {out}")
+    SafeConsole().print(f"Written to {out}")
 
 
 @app.command()
@@ -51,4 +56,4 @@ def classes(
     from tacit.record import Run
 
     draw_classes(Run(folder), out, round)
-    typer.echo(f"Written to {out}")
+    SafeConsole().print(f"Written to {out}")

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from tacit.pictures import png, sheet
 from tacit.pieces.train import weights_of
 from tacit.quality import FeatureSpace, learn_features
 from tacit.record import Run
+from tacit.screen import SafeConsole
 from tacit.views import Views
 
 SHOWN = 100  # images on the sheet
@@ -44,7 +44,7 @@ def generator_of(run: Run) -> tuple[Diffusion, Weights]:
     )
 
 
-def generate_images(folder: Path, count: int, out: Path | None, seed: int, score: bool, screen: Console) -> None:
+def generate_images(folder: Path, count: int, out: Path | None, seed: int, score: bool, screen: SafeConsole) -> None:
     """Draw images into a folder, one PNG each and all on a sheet; with `score`, tell how good they are."""
     run, target = Run(folder), out or folder / "generated"
     check_folder(target)
@@ -60,7 +60,7 @@ def generate_images(folder: Path, count: int, out: Path | None, seed: int, score
         for number, image in enumerate(images):
             write_atomically(target / f"{number:0{digits}d}.png", png(image))
         write_atomically(target / "sheet.png", sheet(images[:SHOWN]))
-        screen.print(f"{count} images in {target}, the first of them on {target / 'sheet.png'}.", highlight=False)
+        screen.print(f"{count} images in {target}, the first of them on {target / 'sheet.png'}.")
         if score:
             untrained = weights_of(method.new_unet(dataset.channels, seeds.generator(seed, "untrained")))
             drawn = method.generate(untrained, shape, seeds.generator(seed, "tacit generate"), device)
@@ -69,7 +69,9 @@ def generate_images(folder: Path, count: int, out: Path | None, seed: int, score
         torch.set_num_threads(threads)
 
 
-def report_score(images: Tensor, untrained: Tensor, dataset: Dataset, seed: int, target: Path, screen: Console) -> None:
+def report_score(
+    images: Tensor, untrained: Tensor, dataset: Dataset, seed: int, target: Path, screen: SafeConsole
+) -> None:
     """Score images beside three that say what a figure means; on the screen and as score.json."""
     views = Views(mean=dataset.mean, std=dataset.std, flip=dataset.mirror)
     chance = seeds.generator(seed, "tacit score")
@@ -95,7 +97,7 @@ def report_score(images: Tensor, untrained: Tensor, dataset: Dataset, seed: int,
     write_atomically(target / "score.json", (json.dumps(told, indent=2) + "\n").encode())
 
 
-def show_scores(scores: dict[str, dict[str, float]], space: FeatureSpace, real: int, screen: Console) -> None:
+def show_scores(scores: dict[str, dict[str, float]], space: FeatureSpace, real: int, screen: SafeConsole) -> None:
     title = f"Against {real:,} test images, in the {space.name}"
     table = Table("images", "Fréchet distance", "precision", "recall", title=title)
     for name, score in scores.items():

@@ -1,16 +1,18 @@
 """`tacit init`: look at somebody's images, say what is there, and write an experiment that fits."""
 
+import shlex
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tacit.errors import TacitError
+from tacit.screen import SafeConsole
+from tacit.text import safe, safe_lines
 
 if TYPE_CHECKING:
     from tacit.data.folder_report import FolderReport
@@ -37,7 +39,7 @@ def init(
     from tacit.payload import write_atomically
     from tacit.propose import propose
 
-    console = Console(soft_wrap=True)
+    console = SafeConsole()
     paths = [user_path(str(path)) for path in data]
     nested = len(paths) == 1 and not classes and len(sites_in(paths[0])) > 1
     if nested:
@@ -57,26 +59,29 @@ def init(
     if nested:
         console.print(
             "  · the folders inside are taken as sites, because they hold folders of the same names; if they are "
-            "classes, add --classes",
-            highlight=False,
+            "classes, add --classes"
         )
     if report.hopeless:
         raise TacitError("This cannot be used as it is: mend what is marked ✗ first. Nothing was written.")
     proposal = propose(report, paths, target.stem, clients, gpu=torch.cuda.is_available())
     resolve(tomllib.loads(proposal.toml))  # what we propose must be valid
     write_atomically(target, proposal.toml.encode())
+    again = shlex.quote(str(target))
     if proposal.held_out:
         console.print(
-            f"[yellow]No test images were given[/]: about {proposal.test_images:,} of the labelled ones (20 % of each "
-            "class) are held out, and all figures will rest on them.",
-            highlight=False,
+            Text.assemble(
+                ("No test images were given", "yellow"),
+                f": about {proposal.test_images:,} of the labelled ones (20 % of each class) are held out, and all "
+                "figures will rest on them.",
+            )
         )
     console.print(
-        f"\n[bold]Written: {escape(str(target))}[/] (method {proposal.method}, placement {proposal.placement}, "
-        f"{proposal.rounds} rounds; the reasons are in the file). Next:\n"
-        f"  tacit run {target} --dry-run   # who holds what, and how long it takes\n"
-        f"  tacit run {target}",
-        highlight=False,
+        Text.assemble(
+            (f"\nWritten: {safe_lines(target)}", "bold"),
+            f" (method {proposal.method}, placement {proposal.placement}, {proposal.rounds} rounds; the reasons are in "
+            f"the file). Next:\n  tacit run {again} --dry-run   # who holds what, and how long it takes\n"
+            f"  tacit run {again}",
+        )
     )
 
 
@@ -109,41 +114,43 @@ def name_of(data: list[Path]) -> str:
     return parents.pop().name or "sites" if len(parents) == 1 else "sites"
 
 
-def show(report: "FolderReport", console: Console) -> None:
+def show(report: "FolderReport", console: SafeConsole) -> None:
     """All that was found, in one screen."""
     from tacit.data.folder_report import NO_TEST_SET
     from tacit.propose import parties
 
     held = parties(report)
     console.print(
-        f"[bold]{escape(str(report.path))}[/]: {len(report.items):,} readable images, {len(report.classes)} classes, "
-        f"{len(held)} {'site' if len(held) == 1 else 'sites'}",
-        highlight=False,
+        Text.assemble(
+            (safe_lines(report.path), "bold"),
+            f": {len(report.items):,} readable images, {len(report.classes)} classes, "
+            f"{len(held)} {'site' if len(held) == 1 else 'sites'}",
+        )
     )
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for number, head in enumerate(("", "labelled", "unlabelled", *(["test"] if report.has_test else []))):
         table.add_column(head, justify="right" if number else "left")
     for party in held:
         cells = [party.labeled, party.unlabeled, *([party.test] if report.has_test else [])]
-        table.add_row(escape(party.name), *(f"{cell:,}" for cell in cells))
+        table.add_row(safe(party.name), *(f"{cell:,}" for cell in cells))
     console.print(table)
-    console.print(f"Labels by class: {escape(by_class(report))}", highlight=False)
+    console.print(f"Labels by class: {by_class(report)}")
     for fault in (*report.hopeless, *report.bad):
-        console.print(f"  [red]✗[/] {escape(fault)}", highlight=False)
+        console.print(Text.assemble("  ", ("✗", "red"), f" {safe_lines(fault)}"))
     for remark in (*report.remarks(report.size), *report.quarrels):
         if remark == NO_TEST_SET:  # said below, with how many
             continue
-        console.print(f"  · {escape(remark)}", highlight=False)
+        console.print(f"  · {remark}")
 
 
 def by_class(report: "FolderReport") -> str:
     """The classes with their labelled training images; the rarest ones where there are too many to show."""
     counts = report.counts("train")
-    names = report.classes
+    names, rest = report.classes, ""
     if len(names) > MOST_CLASSES:
         names = sorted(names, key=lambda name: counts[name])[:MOST_CLASSES]
-        return ", ".join(f"{name} {counts[name]:,}" for name in names) + f", … (the rarest of {len(report.classes)})"
-    return ", ".join(f"{name} {counts[name]:,}" for name in names)
+        rest = f", … (the rarest of {len(report.classes)})"
+    return ", ".join(f"{safe(name, 60)} {counts[name]:,}" for name in names) + rest
 
 
 def register(app: typer.Typer) -> None:

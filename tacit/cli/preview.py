@@ -3,8 +3,8 @@
 import time
 
 import torch
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tacit.backends.pool import default_workers
 from tacit.checks import check_settings
@@ -16,15 +16,16 @@ from tacit.engine import Plan, prepare
 from tacit.experiment import Experiment
 from tacit.pieces.descent import descend, sgd
 from tacit.pieces.train import predict
+from tacit.screen import SafeConsole
 from tacit.units import clock, size_text
 
 MOST_TIMED = 1024  # images in a batch, to learn what one takes
 
 
-def preview(experiment: Experiment, screen: Console) -> None:
+def preview(experiment: Experiment, screen: SafeConsole) -> None:
     check_settings(experiment)
-    screen.print("[bold]The experiment, resolved[/]")
-    screen.print(experiment.to_toml(), markup=False, highlight=False)
+    screen.print(Text("The experiment, resolved", "bold"))
+    screen.print(experiment.to_toml())
     name = experiment.data.name
     if name in SOURCES and not is_here(name):
         screen.print(f"{name} is not here yet, so there is no split to show: run `tacit data get {name}` first.")

@@ -5,14 +5,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from tacit.engine import Plan, Silence, Watcher
+from tacit.screen import SafeConsole, noted
 from tacit.sides import Moment
 from tacit.units import clock
 
@@ -86,7 +86,7 @@ class Estimate:
 class LiveView:
     """Three lines that renew themselves: where the run is, its accuracy so far, and what the last round was like."""
 
-    def __init__(self, console: Console, label: str = "") -> None:
+    def __init__(self, console: SafeConsole, label: str = "") -> None:
         self.console = console
         self.label = label.strip()
         self.place, self.completed, self.steps = "starting", 0.0, 1
@@ -97,7 +97,7 @@ class LiveView:
 
     def start(self, plan: Plan, done: int) -> None:
         for warning in plan.warnings:
-            self.console.print(f"[yellow]Note:[/] {escape(warning)}")
+            self.console.print(noted(warning))
         self.label = self.label or plan.experiment.method["name"].rsplit("/")[-1].removesuffix(".py")
         self.completed, self.steps = float(done), plan.steps
         self.estimate = Estimate(done, plan.steps)
@@ -160,13 +160,13 @@ def place(stage: str, number: int, rounds: int | None = None) -> str:
 class Lines:
     """One line a round, for logs and pipes."""
 
-    def __init__(self, console: Console, label: str = "") -> None:
+    def __init__(self, console: SafeConsole, label: str = "") -> None:
         self.console = console
         self.label = f"{label}: " if label else ""
 
     def start(self, plan: Plan, done: int) -> None:
         for warning in plan.warnings:
-            self.console.print(f"Note: {warning}", markup=False)
+            self.console.print(f"Note: {warning}")
         self.estimate = Estimate(done, plan.steps)
 
     def client_done(self, moment: Moment, done: int, asked: int) -> None: ...
@@ -175,7 +175,7 @@ class Lines:
         self.estimate.done = record["step"] + 1
         where = f"{record['stage']} round {record['round'] + 1}"
         text = f"{self.label}{where}  {figures(record)}  ({record['seconds']:.1f} s, {self.estimate.left()} left)"
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text)
 
     def finish(self, summary: Mapping[str, Any]) -> None: ...
 
@@ -201,7 +201,7 @@ def print_json(thing: Mapping[str, Any]) -> None:
     print(json.dumps(thing), flush=True)
 
 
-def watcher_for(console: Console, label: str = "", view: View = "auto") -> Screen:
+def watcher_for(console: SafeConsole, label: str = "", view: View = "auto") -> Screen:
     """The live view in a terminal, lines elsewhere, unless asked for otherwise."""
     if view != "auto":
         return JsonLines() if view == "json" else Nothing()

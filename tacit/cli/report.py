@@ -37,8 +37,8 @@ def report(
     screen = console()
     for run in data["runs"]:
         if run["state"] != "finished":
-            screen.print(f"{run['name']}: {' '.join([run['says'], *run['problems']])}", markup=False, highlight=False)
-    screen.print(f"{len(data['runs'])} runs, {len(text) / 1e6:.1f} MB. Written to {out}", highlight=False)
+            screen.print(f"{run['name']}: {' '.join([run['says'], *run['problems']])}")
+    screen.print(f"{len(data['runs'])} runs, {len(text) / 1e6:.1f} MB. Written to {out}")
 
 
 def watch(
@@ -58,10 +58,10 @@ def watch(
     try:
         if not find_runs(folders):
             named = ", ".join(map(str, folders))
-            screen.print(f"There is no run in {named} yet. The page fills when one begins.", highlight=False)
+            screen.print(f"There is no run in {named} yet. The page fills when one begins.")
         if not server.only_loopback:
-            screen.print(f"Everyone who can reach {host} can look.", highlight=False)
-        screen.print(f"Watching at {server.address} (Ctrl-C ends it)", highlight=False)
+            screen.print(f"Everyone who can reach {host} can look.")
+        screen.print(f"Watching at {server.address} (Ctrl-C ends it)")
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
         screen.print("\nNo longer watching.")

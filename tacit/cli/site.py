@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from tacit.cli.app import Set, console, layers
 from tacit.errors import TacitError
@@ -24,7 +23,7 @@ SERVER, SITE = Path("tacit-server"), Path("tacit-site")
 
 
 def _say(text: str) -> None:
-    console().print(escape(text), highlight=False)
+    console().print(text)
 
 
 @app.command("init-server", epilog="Example: `tacit site init-server --host hospital.example --port 8443`")

@@ -5,24 +5,25 @@ from pathlib import Path
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tacit.data.dataset import Dataset
 from tacit.data.draw import draw_split
 from tacit.data.split import Split, class_table, load_split, party_names, title, warnings
 from tacit.errors import TacitError
 from tacit.paths import check_file
+from tacit.screen import SafeConsole, noted
+from tacit.text import safe, safe_lines
 
 MOST_ROWS = 40  # more clients, or more classes, are summarised
 
 
-def show_split(split: Split, dataset: Dataset, out: Path | None, console: Console) -> None:
+def show_split(split: Split, dataset: Dataset, out: Path | None, console: SafeConsole) -> None:
     """Print parties × classes and what to beware of; with `out`, draw the PNG and save the split beside it."""
     picture, saved = (None, None) if out is None else targets(out)
     labeled, unlabeled = class_table(split, np.asarray(dataset.train_labels), len(dataset.classes))
-    console.print(f"[bold]{escape(title(split))}[/]\n", highlight=False)
+    console.print(Text(f"{safe_lines(title(split))}\n", "bold"))
     if len(split.clients) > MOST_ROWS:
         console.print(_by_class(dataset, labeled, unlabeled), "")
         console.print(_sizes(split, labeled, unlabeled), "")
@@ -30,13 +31,13 @@ def show_split(split: Split, dataset: Dataset, out: Path | None, console: Consol
         table = _parties_by_classes(split, dataset, labeled, unlabeled, console.width)
         console.print(table or _parties(split, dataset, labeled, unlabeled), "")
     tested = len(split.test)
-    console.print(f"Tested on {tested:,} of {len(dataset.test_labels):,} test images.", highlight=False)
+    console.print(f"Tested on {tested:,} of {len(dataset.test_labels):,} test images.")
     for warning in warnings(split, dataset):
-        console.print(f"[yellow]Note:[/] {escape(warning)}", highlight=False)
+        console.print(noted(warning))
     if picture is not None and saved is not None:
         draw_split(split, dataset, picture)
         split.save(saved)
-        console.print(f"Drawn in {picture}, saved as {saved} (use it with data.split).", markup=False)
+        console.print(f"Drawn in {picture}, saved as {saved} (use it with data.split).")
 
 
 def targets(out: Path) -> tuple[Path, Path]:
@@ -68,8 +69,9 @@ def _cell(labeled: int, unlabeled: int) -> str:
     return "\n".join(texts) or "·"
 
 
-def _coloured(cell: str) -> str:
-    return "\n".join(f"[bold orange3]{line}[/]" if line.endswith("*") else line for line in cell.split("\n"))
+def _coloured(cell: str) -> Text:
+    lines = [Text(line, "bold orange3" if line.endswith("*") else "") for line in cell.split("\n")]
+    return Text("\n").join(lines)
 
 
 def _table(heads: Sequence[str], gap: int = 2) -> Table:
@@ -82,7 +84,7 @@ def _table(heads: Sequence[str], gap: int = 2) -> Table:
 
 
 def _party_names(split: Split) -> list[str]:
-    return ["server", *party_names(split)]
+    return ["server", *map(safe, party_names(split))]
 
 
 def _totals(split: Split) -> list[tuple[int, int]]:
@@ -103,7 +105,7 @@ def _parties_by_classes(
         if sum(total)  # the server may hold nothing
     ]
     widths = [max(len(line) for row in rows for line in row[column].split("\n")) for column in range(len(rows[0]))]
-    names = ["", *dataset.classes, "in all"]
+    names = ["", *map(safe, dataset.classes), "in all"]
     widths[-1] = max(widths[-1], len("in all"))
     gap = 2 if sum(widths) + 2 * len(widths) <= screen_width else 1
     spare = screen_width - sum(widths) - gap * len(widths)
@@ -115,7 +117,7 @@ def _parties_by_classes(
     for name, width in zip(names, widths, strict=True):
         shown = min(len(name), width + extra)
         head = name if shown == len(name) else name[: shown - 1] + "…"
-        table.add_column(escape(head), justify="right" if name else "left", no_wrap=True)
+        table.add_column(head, justify="right" if name else "left", no_wrap=True)
     for row in rows[:-1]:
         table.add_row(*map(_coloured, row))
     table.add_section()
@@ -133,9 +135,9 @@ def _parties(split: Split, dataset: Dataset, labeled: np.ndarray, unlabeled: np.
             continue
         held = np.maximum(labeled[row], unlabeled[row])
         most = [which for which in np.argsort(-held, kind="stable")[:3] if held[which]]
-        largest = ", ".join(f"{dataset.classes[which]} {held[which]}" for which in most)
+        largest = ", ".join(f"{safe(dataset.classes[which])} {held[which]}" for which in most)
         numbers = (str(total[0]), str(total[1]), str(int((held > 0).sum())))
-        table.add_row(party, *numbers, escape(largest))
+        table.add_row(party, *numbers, largest)
     return table
 
 
@@ -156,7 +158,7 @@ def _by_class(dataset: Dataset, labeled: np.ndarray, unlabeled: np.ndarray) -> T
             (held[:, which] > 0).sum(),
             held[:, which].max(initial=0),
         )
-        table.add_row(escape(dataset.classes[which]), *(str(int(count)) for count in counts))
+        table.add_row(safe(dataset.classes[which]), *(str(int(count)) for count in counts))
     return table
 
 

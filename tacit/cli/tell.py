@@ -6,12 +6,14 @@ import sys
 import typing
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tacit.experiment import resolve
 from tacit.method import PLACEMENTS, Method, find_method, known_methods
 from tacit.recipes import known_recipes
+from tacit.screen import SafeConsole
+from tacit.text import safe, safe_lines
 from tacit.units import size_text
 
 
@@ -33,7 +35,7 @@ def in_a_line(method: type[Method]) -> str:
     return rest if colon and len(name) < 30 else flat
 
 
-def tell_methods(screen: Console) -> None:
+def tell_methods(screen: SafeConsole) -> None:
     table = Table(
         "method", "what it does", "server", "clients", "some", "sent up", title="Methods, and where labels are"
     )
@@ -59,12 +61,12 @@ def options_of(method: type[Method]) -> list[tuple[str, str, Any, str]]:
     return rows
 
 
-def tell_method(name: str, settings: dict[str, Any], screen: Console) -> None:
+def tell_method(name: str, settings: dict[str, Any], screen: SafeConsole) -> None:
     method = find_method(name)
-    screen.print(f"[bold]{name}[/]  {in_a_line(method)}\n")
-    screen.print(inspect.getdoc(method) or "", markup=False, highlight=False)
-    screen.print(f"[dim]{method.citation}[/]", highlight=False)
-    screen.print(f"Labels may be at: {', '.join(method.placements)}\n", highlight=False)
+    screen.print(Text.assemble((safe(name), "bold"), f"  {safe_lines(in_a_line(method))}\n"))
+    screen.print(inspect.getdoc(method) or "")
+    screen.print(Text(method.citation, "dim"))
+    screen.print(f"Labels may be at: {', '.join(method.placements)}\n")
 
     table = Table("option", "type", "default", "meaning", title="Options: --set method.OPTION=VALUE")
     for option, kind, default, help_text in options_of(method):
@@ -80,7 +82,7 @@ def tell_method(name: str, settings: dict[str, Any], screen: Console) -> None:
     tell_travel(method, experiment, screen)
 
 
-def tell_travel(method: type[Method], experiment: Any, screen: Console) -> None:
+def tell_travel(method: type[Method], experiment: Any, screen: SafeConsole) -> None:
     """What goes down, what goes up and what stays, in bytes for the chosen net."""
     from tacit import nets
     from tacit.data.federation import load_dataset
@@ -121,7 +123,7 @@ def kind_bytes(kind: str, weights: int, classes: int) -> int | None:
     return None
 
 
-def tell_recipes(screen: Console) -> None:
+def tell_recipes(screen: SafeConsole) -> None:
     from tacit.experiment import read_toml
 
     table = Table("recipe", "what", "method", "paper", title="Recipes: tacit run RECIPE")

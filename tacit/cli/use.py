@@ -5,19 +5,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tacit.errors import TacitError, nearest
+from tacit.screen import SafeConsole, noted
+from tacit.text import safe, safe_lines
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="the folder of a finished run, or an exported .safetensors")
 ]
-
-
-def screen() -> Console:
-    return Console(soft_wrap=True)
 
 
 def evaluate(
@@ -33,7 +30,7 @@ def evaluate(
     from tacit.use.assess import assess, recalibrate
     from tacit.use.model import load_model
 
-    console = screen()
+    console = SafeConsole()
     if out is not None:
         check_file(out)
     model = load_model(run)
@@ -42,29 +39,29 @@ def evaluate(
     figures = found.figures
     show_figures(figures, console)
     for line in found.left_out[:10]:
-        console.print(f"[yellow]Left out:[/] {escape(line)}", highlight=False)
+        console.print(noted(line, "Left out:"))
     if len(found.left_out) > 10:
-        console.print(f"[yellow]Left out:[/] and {len(found.left_out) - 10} more (all are in --out)", highlight=False)
+        console.print(noted(f"and {len(found.left_out) - 10} more (all are in --out)", "Left out:"))
     if calibrate:
         temperature = recalibrate(model, found)
         console.print(f"Temperature {temperature:.2f}, fitted on {len(found.labels):,} labels, is saved with the run.")
     if out is not None:
         write_atomically(out, (json.dumps({**figures, "left_out": found.left_out}, indent=2) + "\n").encode())
-        console.print(f"Written to {out}", highlight=False)
+        console.print(f"Written to {out}")
 
 
-def show_figures(figures: dict[str, Any], console: Console) -> None:
+def show_figures(figures: dict[str, Any], console: SafeConsole) -> None:
     low, high = (100 * bound for bound in figures["interval"])
     console.print(
-        f"[bold]Accuracy {100 * figures['accuracy']:.1f} %[/] (95 % interval {low:.1f} to {high:.1f} %) on "
-        f"{figures['images']:,} images: {escape(figures['data'])}",
-        highlight=False,
+        Text.assemble(
+            (f"Accuracy {100 * figures['accuracy']:.1f} %", "bold"),
+            f" (95 % interval {low:.1f} to {high:.1f} %) on {figures['images']:,} images: "
+            f"{safe_lines(figures['data'])}",
+        )
     )
     named = {"AUC": "auc", "balanced accuracy": "balanced_accuracy", "macro F1": "macro_f1"}
     parts = [f"{name} {100 * figures[key]:.1f} %" for name, key in named.items() if figures[key] is not None]
-    console.print(
-        f"{', '.join(parts)}; confidence is {100 * figures['ece']:.1f} points off on average", highlight=False
-    )
+    console.print(f"{', '.join(parts)}; confidence is {100 * figures['ece']:.1f} points off on average")
     confusion = figures["confusion"]
     table = Table("class", "images", "recognised", "right when named", "most often taken for")
     for number, name in enumerate(figures["classes"]):
@@ -73,11 +70,11 @@ def show_figures(figures: dict[str, Any], console: Console) -> None:
         wrong = [0 if other == number else count for other, count in enumerate(confusion[number])]
         worst = max(range(len(wrong)), key=wrong.__getitem__)
         table.add_row(
-            escape(name),
+            safe(name),
             f"{own:,}",
             f"{100 * hits / own:.1f} %" if own else "–",
             f"{100 * hits / said:.1f} %" if said else "–",
-            f"{escape(figures['classes'][worst])} ({wrong[worst]})" if wrong[worst] else "–",
+            f"{safe(figures['classes'][worst])} ({wrong[worst]})" if wrong[worst] else "–",
         )
     console.print(table)
 
@@ -96,7 +93,7 @@ def predict(
     from tacit.use.pictures import collect
     from tacit.use.predict import check_output, predict_items
 
-    console = screen()
+    console = SafeConsole()
     check_output(out)
     model = load_model(run)
     items = collect(images)
@@ -109,17 +106,17 @@ def predict(
     table = Table("predicted", "images", "mean confidence")
     for name in found.classes:
         sure = [float(c) for label, c in zip(labels, found.confidence, strict=True) if label == name]
-        table.add_row(escape(name), f"{len(sure):,}", f"{100 * sum(sure) / len(sure):.0f} %" if sure else "–")
+        table.add_row(safe(name), f"{len(sure):,}", f"{100 * sum(sure) / len(sure):.0f} %" if sure else "–")
     if abstain:
         table.add_row(f"(not sure enough: below {abstain:g})", f"{labels.count('') - unread:,}", "")
     if unread:
         table.add_row("(could not be read)", f"{unread:,}", "")
     console.print(table)
     if not model.description.calibrated_on:
-        console.print("[yellow]Note:[/] no temperature was fitted: take confidences as a ranking only.")
+        console.print(noted("no temperature was fitted: take confidences as a ranking only."))
     if model.description.depends_on_batch:
-        console.print("[yellow]Note:[/] with BN policy `batch` a prediction depends on the images beside it.")
-    console.print(f"{len(found):,} rows written to {out}", highlight=False)
+        console.print(noted("with BN policy `batch` a prediction depends on the images beside it."))
+    console.print(f"{len(found):,} rows written to {out}")
 
 
 def export(
@@ -145,8 +142,8 @@ def export(
     model = load_model(run)
     write(model, to, path)
     about = model.description
-    console = screen()
-    console.print(f"Written to {path} ({size_text(path.stat().st_size)})", highlight=False)
+    console = SafeConsole()
+    console.print(f"Written to {path} ({size_text(path.stat().st_size)})")
     how = {
         "onnx": f"ONNX, opset {OPSET}. onnxruntime and others run it",
         "torch": "torch.export. torch.export.load(path).module() runs it without tacit",
@@ -155,13 +152,11 @@ def export(
     console.print(
         f"{how[to]}.\nInput: images, uint8 [batch, {about.channels}, {about.size}, {about.size}], any batch size "
         f"({about.rule}); normalised inside.\nOutput: probabilities [batch, {len(about.classes)}] of "
-        f"{', '.join(about.classes[:10])}{', …' if len(about.classes) > 10 else ''}; temperature "
-        f"{about.temperature:.2f} inside.",
-        markup=False,
-        highlight=False,
+        f"{', '.join(map(safe, about.classes[:10]))}{', …' if len(about.classes) > 10 else ''}; temperature "
+        f"{about.temperature:.2f} inside."
     )
     if about.depends_on_batch:
-        console.print("[yellow]Note:[/] with BN policy `batch` a prediction depends on the images beside it.")
+        console.print(noted("with BN policy `batch` a prediction depends on the images beside it."))
 
 
 def advise(
@@ -172,19 +167,19 @@ def advise(
     from tacit.record import Run
     from tacit.use.advise import CRITERION, advise
 
-    console = screen()
+    console = SafeConsole()
     found = advise(Run(run), count)
     table = Table("client", "unlabelled", "listed", "mean margin", "its own list")
     for advice in found:
         table.add_row(
-            escape(advice.client),
+            safe(advice.client),
             f"{advice.unlabeled:,}",
             f"{advice.listed:,}",
             f"{advice.margin:.2f}" if advice.listed else "–",
             str(advice.file),
         )
     console.print(table)
-    console.print(f"By {CRITERION}.", highlight=False)
+    console.print(f"By {CRITERION}.")
     console.print(
         "Each list lies in the client's own folder; only these counts are shown here. Once labelled (a file moved into "
         "its class folder), run `tacit init` and `tacit run` again."

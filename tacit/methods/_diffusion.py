@@ -56,8 +56,8 @@ class Diffusion(GDGM, Method):
         return [Task(client, {"unet": state["unet"]}) for client in hub.sample_clients()]
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        net = self.unet(me.channels, weights_in(task.send, "unet")).to(me.device).train()
-        rate = self.diffusion_lr * me.learning_rate / me.train.lr  # by the schedule of train.schedule
+        net = self.unet(me.channels, task.weights("unet")).to(me.device).train()
+        rate = me.scheduled(self.diffusion_lr)  # by the schedule of train.schedule
         optimizer = torch.optim.Adam(net.parameters(), lr=rate, fused=True)
         images, generator = all_images(me), me.rng("diffusion")
         total, steps = 0.0, 0
@@ -112,7 +112,7 @@ class Generation(GDGM, Method):
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
         earlier = [tensor_in(kept, "generated")] if "generated" in kept else []
-        dealt = torch.cat([*earlier, tensor_in(task.send, "images").cpu()])
+        dealt = torch.cat([*earlier, task.tensor("images").cpu()])
         return Reply(send={}, examples=len(dealt), keep={"generated": dealt}, metrics={"generated": len(dealt)})
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:

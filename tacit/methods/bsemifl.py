@@ -70,7 +70,7 @@ class BSemiFL(SemiFL):
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
         if not len(me.shard.unlabeled):
             return super().client_train(task, kept, me)
-        model = me.model(weights_in(task.send, "model"))
+        model = me.model(task.weights("model"))
         found, share = self._label(model, task, kept, me)
         reply = self.learn(model, found, kept, me)
         reply.metrics["global_weight"] = float(share.mean())  # Fig. 6
@@ -79,7 +79,7 @@ class BSemiFL(SemiFL):
         probs = me.predict(model, me.shard.unlabeled[found.kept])
         counts = class_counts(found.label[found.kept], me.classes)
         prior = counts / counts.sum() if self.local_prior == "labels" else probs.mean(dim=0).cpu()
-        local = {name: tensor.clone() for name, tensor in weights_in(reply.send, "model").items()}
+        local = {name: tensor.clone() for name, tensor in reply.weights("model").items()}
         keep: Payload = {"local": local, "sums": probs.sum(dim=0).cpu(), "prior": prior}  # w_m, Q_m, p_m
         return dataclasses.replace(reply, keep={**reply.keep, **keep})
 
@@ -96,7 +96,7 @@ class BSemiFL(SemiFL):
         if me.round < self.warmup:
             return self.believe(probs), every.float()
         with_sample = self.local_closeness == "equation-13"
-        near_global = closeness(probs, tensor_in(task.send, "sums"), tensor_in(task.send, "prior"))
+        near_global = closeness(probs, task.tensor("sums"), task.tensor("prior"))
         near_local = closeness(local, tensor_in(kept, "sums"), tensor_in(kept, "prior"), with_sample)
         share = share_by_strategy(self.strategy, near_global, near_local, me.rng("shares"))  # Eq. 14
         label, sure = self.believe(ensemble(probs, local, share))  # Eq. 15, Eq. 2

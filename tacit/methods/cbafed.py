@@ -84,12 +84,12 @@ class CBAFed(Method):
         return [Task(client, send) for client in hub.sample_clients()]
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        weights = weights_in(task.send, "model")
+        weights = task.weights("model")
         if not len(me.shard.unlabeled):
             return self.learn_labels(weights, kept, me)
         model = me.model(weights)
-        optimizer = optimizer_with(kept, model, me, self.unlabeled_lr * me.learning_rate / me.train.lr)
-        rule: Rule = ClassBalanced(tensor_in(task.send, "thresholds"), self._tail(tensor_in(task.send, "shares")))
+        optimizer = optimizer_with(kept, model, me, me.scheduled(self.unlabeled_lr))
+        rule: Rule = ClassBalanced(task.tensor("thresholds"), self._tail(task.tensor("shares")))
         if self.debias:
             rule = debiased(rule, model, me)
         if self.labels == "batch":
@@ -109,7 +109,7 @@ class CBAFed(Method):
             return state
         model = mean_model(parties, weights)
         anchor = weights_in(state, "anchor") if "anchor" in state else model  # no warm-up: the first model
-        counts = torch.stack([tensor_in(party.send, "counts") for party in parties]).sum(dim=0)
+        counts = torch.stack([party.tensor("counts") for party in parties]).sum(dim=0)
         if self.residual_server and self.residual_every and hub.round and hub.round % self.residual_every == 0:
             model = anchor = residual(anchor, model, self.residual_server)
         return {"model": model, "anchor": anchor, "counts": counts}
@@ -146,4 +146,4 @@ class WarmUp(CBAFed):
         return [Task(client, {"model": state["model"]}) for client in asked]
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        return self.learn_labels(weights_in(task.send, "model"), kept, me)
+        return self.learn_labels(task.weights("model"), kept, me)

@@ -77,12 +77,12 @@ class DDRFed(GDGM, Method):
         return [Task(client, {"model": state["model"], "shares": share}) for client in hub.sample_clients()]
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        model, own = me.model(weights_in(task.send, "model")), me.shard.labeled
+        model, own = me.model(task.weights("model")), me.shard.labeled
         generated = [tensor_in(kept, "generated").to(me.device)] if "generated" in kept else []
         images, generator = torch.cat([me.shard.unlabeled, *generated]), me.rng("views")
         weak = dsa_view(me) if self.weak == "dsa" else me.views.weak_view  # Ω of the paper
-        optimizer = me.optimizer(model, None if len(own) else self.unlabeled_lr * me.learning_rate / me.train.lr)
-        rule, tally = self.rule(tensor_in(task.send, "shares"), kept, me), Tally(me, len(images))
+        optimizer = me.optimizer(model, None if len(own) else me.scheduled(self.unlabeled_lr))
+        rule, tally = self.rule(task.tensor("shares"), kept, me), Tally(me, len(images))
         for _ in range(me.epochs):
             with live_taps_only(model, optimizer):
                 for which, labeled in paired_batches(len(images), len(own), me.train.batch, generator):
@@ -139,7 +139,7 @@ class DDRFed(GDGM, Method):
         hub.note(high=high, low=1 - high, top=mean_figure(replies, "top"))
         if not any(weights):
             return state
-        counts = torch.stack([tensor_in(party.send, "counts") for party in parties]).sum(dim=0)  # Eq. 14
+        counts = torch.stack([party.tensor("counts") for party in parties]).sum(dim=0)  # Eq. 14
         return {"model": mean_model(parties, weights), "counts": counts}
 
     def rule(self, share: Tensor, kept: Payload, me: Client) -> Rule:

@@ -38,7 +38,7 @@ class FedAvg(Method):
         return [Task(client, {"model": state["model"]}) for client in asked]
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        return self._train(weights_in(task.send, "model"), me)
+        return self._train(task.weights("model"), me)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         own = [self._train(weights_in(state, "model"), hub)] if len(hub.shard.labeled) else []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.method import Count, Method, NotNegative, Reply, Share, Task, mean_model
-from tacit.payload import Payload, Weights, tensor_in, weights_in
+from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias, moving_prediction
 from tacit.pieces.descent import give_momentum, momentum_of
@@ -80,7 +80,7 @@ class FedDB(Method):
     }
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        model = me.model(weights_in(task.send, "model"))
+        model = me.model(task.weights("model"))
         labeled, unlabeled = me.shard.labeled, me.shard.unlabeled
         images = unlabeled if len(unlabeled) else labeled.images
         plain_weak = partial(me.views.weak_view, generator=me.rng("app-u views"))
@@ -121,7 +121,7 @@ class FedDB(Method):
         return predict(model, images, view).reshape(len(images), me.classes)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
-        app_u = torch.stack([tensor_in(reply.send, "app_u") for reply in replies])
+        app_u = torch.stack([reply.tensor("app_u") for reply in replies])
         weights = torch.zeros(len(replies), dtype=torch.float64)
         trained = torch.tensor([reply.examples > 0 for reply in replies])
         if trained.any():
@@ -131,7 +131,7 @@ class FedDB(Method):
             hub.note(imbalance=imbalance(app_u, weights), imbalance_if_equal=imbalance(app_u[trained], equal))
         hub.note(client_weights=weights, app_u=app_u)
         if self.trace:
-            hub.note(app_u_before=torch.stack([tensor_in(reply.send, "app_u_before") for reply in replies]))
+            hub.note(app_u_before=torch.stack([reply.tensor("app_u_before") for reply in replies]))
         return {**state, "model": hub.finetune(weights_in(state, "model"))}
 
     def _step(self, state: Payload, mean: Weights) -> Payload:

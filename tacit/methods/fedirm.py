@@ -73,11 +73,11 @@ class FedIRM(Method):
         return [Task(client, {**state}) for client in hub.sample_clients()]
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        weights = weights_in(task.send, "model")
+        weights = task.weights("model")
         if not len(me.shard.unlabeled):
             return self.learn_labels(weights, me)
         teacher = weights_in(kept, "teacher") if "teacher" in kept else weights  # its own, never reset by the server
-        return self.learn(weights, teacher, tensor_in(task.send, "relation").to(me.device), me)
+        return self.learn(weights, teacher, task.tensor("relation").to(me.device), me)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         parties, labeled = list(replies), [reply.client in hub.labeled_clients for reply in replies]
@@ -87,7 +87,7 @@ class FedIRM(Method):
         examples = [party.examples for party in parties]
         alike = shares([float(n > 0) for n in examples])
         ways = {"alike": alike, "half": labeled_shares(examples, labeled, 0.5), "examples": shares(examples)}
-        told = [tensor_in(party.send, "relation") for party in parties if "relation" in party.send]
+        told = [party.tensor("relation") for party in parties if "relation" in party.send]
         relation = irm.mean_relation(told, hub.classes)  # labelled parties alike, class by class
         known = irm.known_rows(relation)[:, None]  # of a class that nobody told about now, what was told last stays
         relation = torch.where(known, relation, tensor_in(state, "relation"))
@@ -125,7 +125,7 @@ class FedIRM(Method):
             return strength * loss + (next(label_losses) if len(own.labels) else 0.0)
 
         epochs = (two_view_batches(images, me.train.batch, weak, weak, chance) for _ in range(me.epochs))
-        optimizer, clip = me.optimizer(model, self.unlabeled_lr * me.learning_rate / me.train.lr), me.train.clip
+        optimizer, clip = me.optimizer(model, me.scheduled(self.unlabeled_lr)), me.train.clip
         loss, _ = learn_with_teacher(
             model, slow, chain.from_iterable(epochs), loss_of, optimizer=optimizer, clip=clip, decays=repeat(self.decay)
         )
@@ -147,4 +147,4 @@ class WarmUp(FedIRM):
         return [Task(client, {**state}) for client in hub.sample_clients(hub.labeled_clients)]
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        return self.learn_labels(weights_in(task.send, "model"), me)
+        return self.learn_labels(task.weights("model"), me)

@@ -66,7 +66,7 @@ class FedMatch(Method):
         return [Task(client, {**down, "helpers": helpers} if helpers else down) for client, helpers in each]
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        sigma, psi = weights_in(task.send, "sigma"), weights_in(task.send, "psi")
+        sigma, psi = task.weights("sigma"), task.weights("psi")
         labels, images = len(me.shard.labeled), len(me.shard.unlabeled)
         if not images:
             return Reply(send={"sigma": self._learn_labels(sigma, psi, me)}, examples=labels)
@@ -118,8 +118,8 @@ class FedMatch(Method):
 
     def _ask(self, model: Decomposed, task: Task, me: Client) -> Advice:
         """What the helpers say of this client's images, with this client's sigma and their psi; fixed for the round."""
-        sigma, images = weights_in(task.send, "sigma"), me.shard.unlabeled
-        others = unstacked(weights_in(task.send, "helpers")) if "helpers" in task.send else []
+        sigma, images = task.weights("sigma"), me.shard.unlabeled
+        others = unstacked(task.weights("helpers")) if "helpers" in task.send else []
         said = [me.predict(me.model(joined(sigma, psi)), images) for psi in others]
         helpers = torch.stack(said) if said else torch.zeros(0, len(images), me.classes, device=me.device)
         return advice_of(helpers, self.threshold, me.predict(model, images) if self.debias else None)
@@ -143,8 +143,8 @@ class FedMatch(Method):
         net, answers = hub.model(weights_in(state, "sigma")), []
         for reply in fresh:
             sigma = weights_in(reply.send if "sigma" in reply.send else state, "sigma")
-            net.load_state_dict(joined(sigma, weights_in(reply.send, "psi")))
+            net.load_state_dict(joined(sigma, reply.weights("psi")))
             answers.append(hub.predict(net, tensor_in(state, "noise").to(hub.device)).cpu())
         who = {"client": torch.tensor([reply.client for reply in fresh]), "output": torch.cat(answers)}
-        psis = stacked([weights_in(reply.send, "psi") for reply in fresh])
+        psis = stacked([reply.weights("psi") for reply in fresh])
         return refreshed(weights_in(state, "memory"), {**who, **psis}, self.remember)

@@ -60,10 +60,10 @@ class FedRGD(FixMatch):
         models = self._group_models(state)
         used = sorted({member.group for member in members})
         for group in used:
-            inside = (weights_in(member.send, "model") for member in members if member.group == group)
+            inside = (member.weights("model") for member in members if member.group == group)
             models[group] = group_mean(inside, replica)
         if self.start == "global":
-            moved = [*(weights_in(member.send, "model") for member in members), *([replica] if replica else [])]
+            moved = [*(member.weights("model") for member in members), *([replica] if replica else [])]
             hub.note(diversity=gradient_diversity(before, moved))
         if not used:
             return {**state, "model": replica or before}

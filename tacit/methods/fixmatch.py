@@ -45,7 +45,7 @@ class FixMatch(Method):
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        model = me.model(weights_in(task.send, "model"))
+        model = me.model(task.weights("model"))
         if not len(me.shard.unlabeled):
             loss = me.fit_labeled(model)
             return Reply(send={"model": me.weights(model)}, examples=len(me.shard.labeled), metrics={"loss": loss})

@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit.method import Count, NotNegative, Positive, Reply, Share, Stage, Task
 from tacit.methods.fixmatch import WarmUp
 from tacit.methods.semifl import SemiFL
-from tacit.payload import Payload, number_in, weights_in
+from tacit.payload import Payload
 from tacit.pieces.aggregate import status_shares
 from tacit.pieces.debias import average_prediction, debias
 from tacit.pieces.label import PseudoLabels, confident
@@ -55,7 +55,7 @@ class FL2(SemiFL):
         return (Stage("warm-up", WarmUp(), self.warmup),) if self.warmup else ()
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        model = me.model(weights_in(task.send, "model"))
+        model = me.model(task.weights("model"))
         if not len(me.shard.unlabeled):
             status = float(learning_status(self.look(model, me.shard.labeled.images, me)))
             return with_status(super().client_train(task, kept, me), status)
@@ -76,7 +76,7 @@ class FL2(SemiFL):
     def client_weights(self, parties: Sequence[Reply]) -> list[float]:
         if not self.status_aware:
             return super().client_weights(parties)
-        return status_shares([number_in(reply.send, "status") for reply in parties])  # Eq. 15
+        return status_shares([reply.number("status") for reply in parties])  # Eq. 15
 
 
 def with_status(reply: Reply, status: float) -> Reply:

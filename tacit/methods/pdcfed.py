@@ -67,10 +67,10 @@ class PDCFed(Method):
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        model = me.model(weights_in(task.send, "model"))
+        model = me.model(task.weights("model"))
         keep: Payload = {}
         if len(me.shard.unlabeled):
-            optimizer, rule = optimizer_with(kept, model, me, self.unlabeled_lr), self.rule(kept, me)
+            optimizer, rule = optimizer_with(kept, model, me, me.scheduled(self.unlabeled_lr)), self.rule(kept, me)
             strong = me.views.strong_view
             _, loss = learn_batches(model, rule, optimizer, me, learned=strong, weight=self.weight)
             keep |= rule.memory()

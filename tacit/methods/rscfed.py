@@ -73,10 +73,10 @@ class RSCFed(Method):
         return [Task(who, {"model": state["model"]}, number) for number, group in enumerate(groups) for who in group]
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        weights = weights_in(task.send, "model")
+        weights = task.weights("model")
         model = me.model(weights)
         unlabeled = len(me.shard.unlabeled) > 0
-        rate = self.unlabeled_lr * me.learning_rate / me.train.lr if unlabeled else me.learning_rate
+        rate = me.scheduled(self.unlabeled_lr) if unlabeled else me.learning_rate
         optimizer = optimizer_with(kept, model, me, rate)
         keep: Payload = {}
         if unlabeled:  # the teacher is this client's own, from its first task on: no model of the server resets it
@@ -118,7 +118,7 @@ class RSCFed(Method):
         if not any(prior):
             return prior
         mean = mean_model(members, prior)
-        distances = [model_distance(weights_in(m.send, "model"), mean, self.distance == "by-tensor") for m in members]
+        distances = [model_distance(m.weights("model"), mean, self.distance == "by-tensor") for m in members]
         if self.boost_twice:
             prior = [share * more for share, more in zip(prior, boost, strict=True)]
         return distance_shares(prior, examples, distances, self.labeled_scale if any(labeled) else self.scale)

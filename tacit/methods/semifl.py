@@ -61,7 +61,7 @@ class SemiFL(Method):
         return {"model": hub.weights(hub.model(first))}  # with static BN: the statistics of the first weights
 
     def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        model = me.model(weights_in(task.send, "model"))
+        model = me.model(task.weights("model"))
         return self.learn(model, self.believe(self.look(model, me.shard.unlabeled, me)), kept, me)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
@@ -71,7 +71,7 @@ class SemiFL(Method):
         labels = len(hub.shard.labeled)
         statistics: Weights = {}
         if self.statistics == "clients" or not labels:
-            statistics = pooled_statistics((weights_in(reply.send, "model") for reply in parties), weights)
+            statistics = pooled_statistics((reply.weights("model") for reply in parties), weights)
         if labels and not self.alternate:
             trained, momentum = self.finetune(model, momentum, hub)
             weights = [0.5, *(weight / 2 for weight in weights)] if parties else [1.0]

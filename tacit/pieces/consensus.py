@@ -21,8 +21,7 @@ def model_distance(one: Weights, other: Weights, by_tensor: bool = False) -> flo
     (5.0, 7.0)
     """
     norms = [
-        # Contiguous: a tensor fresh from a net and one that travelled lie otherwise in memory, which changes sums.
-        float(torch.linalg.vector_norm((tensor.double() - other[name].double()).contiguous()))
+        float(torch.linalg.vector_norm(tensor.double() - other[name].double()))
         for name, tensor in one.items()
         if _learned(name, tensor)
     ]

@@ -50,7 +50,7 @@ SECTIONS = {
     "travel": ("bytes_up", "bytes_down", "kept_bytes", "asked", "answered"),
     "time": ("seconds", "cpu_seconds"),
 }
-OTHER_RECORDED = frozenset(["stage", "round", "step", "refused", "skipped", "client_metrics", "phases"])
+OTHER_RECORDED = frozenset(["stage", "round", "step", "refused", "skipped", "client_metrics", "cpu", "phases"])
 
 
 def describe(name: str) -> dict[str, str]:

@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from tacit import payload
@@ -17,20 +16,19 @@ from tacit.experiment import Experiment
 from tacit.kept import Kept
 from tacit.method import Reply, Stage
 from tacit.payload import Payload
+from tacit.screen import SafeConsole
 from tacit.sides import Hub, Labeled, Moment, Setup, Shard, Workbench
 from tacit.sites.site import OwnShard, Site, sent, site_setup
 from tacit.sites.wire import Answer, SharedFacts, pack
 from tacit.units import size_text
 
 
-def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, screen: Console) -> None:
+def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, screen: SafeConsole) -> None:
     """One round of every stage, by the same code that answers the server."""
     facts = read_facts(facts_file) if facts_file else facts_of(site.settings.data, experiment.data.image_size)
     screen.print("The same code as in a run works on this site's own images now. Nothing is sent.\n")
     hello = pack(Answer(kind="hello", labeled=True))
-    screen.print(
-        f"Once, at the start: whether this site holds labels (yes or no), in {len(hello)} bytes.", highlight=False
-    )
+    screen.print(f"Once, at the start: whether this site holds labels (yes or no), in {len(hello)} bytes.")
     for stage, reply in replies(site, experiment, facts):
         table = Table("name", "type and shape", "bytes", "values", title=f"Each round of stage '{stage.name}'")
         for name, tensor in payload.tensors(reply.send):
@@ -43,10 +41,7 @@ def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, sc
         for name, number in reply.metrics.items():
             table.add_row(f"(metric) {name}", "number", "", f"{number:g}")
         screen.print(table)
-        screen.print(
-            f"{len(sent(reply)):,} bytes in all ({size_text(len(sent(reply)))}), names and shapes included.",
-            highlight=False,
-        )
+        screen.print(f"{len(sent(reply)):,} bytes in all ({size_text(len(sent(reply)))}), names and shapes included.")
     screen.print(
         "\nWeights were trained on this site's images, and small vectors count its classes or its predictions: see "
         "'What is protected and what is not' in docs/sites.md."

@@ -3,8 +3,6 @@
 A run over these folders ends with the very model of the simulation they were written from.
 """
 
-import csv
-import io
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from tacit.data.party import FACTS, TABLE, Facts
 from tacit.engine import Plan
 from tacit.errors import TacitError
 from tacit.payload import write_atomically
+from tacit.text import csv_text
 
 Row = tuple[str, str, str]  # path, label, split
 
@@ -41,9 +40,7 @@ def write_parties(plan: Plan, folder: Path) -> list[Path]:
 
 def _write(folder: Path, plan: Plan, rows: list[tuple[int, bool, str]]) -> Path:
     (folder / "images").mkdir(parents=True)
-    table = io.StringIO()
-    writer = csv.writer(table)
-    writer.writerow(["path", "label", "split"])
+    table = [("path", "label", "split")]
     for index, known, part in rows:
         test = part == "test"
         images, labels = (
@@ -56,6 +53,6 @@ def _write(folder: Path, plan: Plan, rows: list[tuple[int, bool, str]]) -> Path:
         Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))).save(
             folder / path
         )
-        writer.writerow([path, plan.dataset.classes[labels[index]] if known else "", part])
-    write_atomically(folder / TABLE, table.getvalue().encode())
+        table.append((path, plan.dataset.classes[labels[index]] if known else "", part))
+    write_atomically(folder / TABLE, csv_text(table).encode())
     return folder

@@ -4,21 +4,19 @@ import json
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from tacit.errors import TacitError
+from tacit.screen import SafeConsole
 from tacit.sites.home import ServerHome, SiteHome
 from tacit.sites.jobs import Diary
 from tacit.sites.keeper import answers
 from tacit.units import size_text
 
 
-def tell_server(home: ServerHome, screen: Console) -> None:
+def tell_server(home: ServerHome, screen: SafeConsole) -> None:
     up = answers(home.local_address)
-    screen.print(
-        f"Server {home.folder}: {'listens' if up else 'does not listen'} on {home.bind}:{home.port}", highlight=False
-    )
+    screen.print(f"Server {home.folder}: {'listens' if up else 'does not listen'} on {home.bind}:{home.port}")
     known: dict[str, str] = {}
     if up:
         from tacit.sites.control import Control
@@ -26,7 +24,7 @@ def tell_server(home: ServerHome, screen: Console) -> None:
         try:
             known = {site.name or str(site.node): site.status for site in Control(home).sites()}
         except TacitError as error:
-            screen.print(str(error), markup=False)
+            screen.print(str(error))
     table = Table("client", "site", "state", title="Sites")
     names = list(home.site_keys()) or list(known)
     for number, name in enumerate(names):
@@ -34,7 +32,7 @@ def tell_server(home: ServerHome, screen: Console) -> None:
     screen.print(table if names else "No site has sent its key yet.")
     jobs = sorted((home.folder / "jobs").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
     for path in jobs[-5:]:
-        screen.print(f"{_when(path.stat().st_mtime)}  {_story(path.with_suffix('.json'), Diary(path))}", markup=False)
+        screen.print(f"{_when(path.stat().st_mtime)}  {_story(path.with_suffix('.json'), Diary(path))}")
 
 
 def _story(path: Any, diary: Diary) -> str:
@@ -49,21 +47,19 @@ def _story(path: Any, diary: Diary) -> str:
     return f"{job['experiment']['method']['name']} → {job['out']}: {end or done or said}{last}"
 
 
-def tell_site(home: SiteHome, screen: Console) -> None:
+def tell_site(home: SiteHome, screen: SafeConsole) -> None:
     up = answers(home.server)
-    screen.print(
-        f"Site {home.name}: the server {home.server} {'answers' if up else 'does not answer'}", highlight=False
-    )
+    screen.print(f"Site {home.name}: the server {home.server} {'answers' if up else 'does not answer'}")
     for run in sorted((home.folder / "kept").glob("*")):
         size = sum(path.stat().st_size for path in run.rglob("*.safetensors"))
-        screen.print(f"kept for run {run.name}: {size_text(size)}", highlight=False)
+        screen.print(f"kept for run {run.name}: {size_text(size)}")
     sent = home.folder / "sent.jsonl"
     entries = [json.loads(line) for line in sent.read_text().splitlines()] if sent.is_file() else []
     total = size_text(sum(entry["bytes"] for entry in entries))
-    screen.print(f"{len(entries)} replies sent so far, {total}; each is listed in {sent}", highlight=False)
+    screen.print(f"{len(entries)} replies sent so far, {total}; each is listed in {sent}")
     for entry in entries[-5:]:
         what = f"{entry['stage']} round {entry['round'] + 1}, {size_text(entry['bytes'])}"
-        screen.print(f"  {entry['time']}  run {entry['run']}: {what}", highlight=False)
+        screen.print(f"  {entry['time']}  run {entry['run']}: {what}")
 
 
 def _when(seconds: float) -> str:

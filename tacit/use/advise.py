@@ -1,7 +1,5 @@
 """Label advice: for each client, which of its unlabelled images would help most. The list stays with the client."""
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from tacit.engine import prepare
 from tacit.payload import write_atomically
 from tacit.pieces.advice import margins, worth_labelling
 from tacit.record import Run
+from tacit.text import as_bytes, csv_text
 from tacit.use.model import Model, load_model
 
 CRITERION = (
@@ -57,18 +56,16 @@ def advise_client(
     probs = model.probabilities(images[distinct])
     known = torch.bincount(labels, minlength=len(model.description.classes))
     chosen = worth_labelling(probs, known, count)
-    file = io.StringIO()
-    writer = csv.writer(file)
-    writer.writerow(("rank", "image", "margin", "prediction", "confidence", "second"))
+    rows: list[tuple[object, ...]] = [("rank", "image", "margin", "prediction", "confidence", "second")]
     margin = margins(probs)
     for rank, place in enumerate(chosen.tolist(), start=1):
         best = probs[place].topk(2)
         first, second = (model.description.classes[int(one)] for one in best.indices)
-        writer.writerow(
+        rows.append(
             (rank, files[distinct[place]], f"{float(margin[place]):.4f}", first, f"{float(best.values[0]):.4f}", second)
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, file.getvalue().encode())
+    write_atomically(path, as_bytes(csv_text(rows)))
     mean = float(margin[chosen].mean()) if len(chosen) else 0.0
     return Advice(name, len(images), len(chosen), mean, path)
 

@@ -1,6 +1,5 @@
 """Predictions of many images: in batches, with what could not be read told and not fatal."""
 
-import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from tacit.data.folder_report import Item
 from tacit.errors import TacitError
 from tacit.paths import check_file
 from tacit.payload import write_atomically
+from tacit.text import as_bytes, csv_text
 from tacit.use.model import BATCH, Model
 from tacit.use.pictures import read
 
@@ -92,15 +92,12 @@ def check_output(path: Path) -> None:
 
 
 def _csv(found: Predictions) -> bytes:
-    file = io.StringIO()
-    writer = csv.DictWriter(file, _columns(found))
-    writer.writeheader()
-    writer.writerows(found.rows())
-    return file.getvalue().encode()
+    return as_bytes(csv_text([_columns(found), *([row[name] for name in _columns(found)] for row in found.rows())]))
 
 
 def _jsonl(found: Predictions) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows()).encode()
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows())
+    return "".join(lines).encode("utf-8", "backslashreplace")  # a lone surrogate becomes JSON's own escape
 
 
 def _parquet(found: Predictions) -> bytes:

@@ -260,7 +260,7 @@ function picture(one) {
 
 function reproduce(run) {
   const versions = Object.entries(run.summary.versions ?? {}).map(([name, version]) => `${name} ${version}`);
-  const made = [...versions, run.summary.device].filter(Boolean).join(", ");
+  const made = [...versions, run.summary.device, ...(run.summary.cpu ?? [])].filter(Boolean).join(", ");
   const parts = run.reproduce.map((way) => el("p", {}, `${way.what}:`, copyable(way.command, `command ${way.what}`)));
   const details = el("details", { class: "experiment", "data-key": "experiment" }, el("summary", {}, "The experiment, resolved (experiment.toml)"));
   details.open = ui.open.has("experiment");

@@ -29,3 +29,8 @@ class SafeConsole(Console):
                 yield segment
             else:
                 yield Segment(safe_lines(segment.text), segment.style)
+
+
+def noted(text: str, word: str = "Note:") -> Text:
+    """A line with a yellow word before it."""
+    return Text.assemble((word, "yellow"), f" {safe_lines(text)}")
