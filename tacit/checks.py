@@ -17,7 +17,7 @@ def check_run(experiment: Experiment, out: Path) -> None:
     """Refuse a run that could not begin here: its folder, its backend, its settings."""
     check_folder(out)
     check_backend(experiment.backend)
-    check_settings(experiment)
+    check_settings(experiment, out / "split.npz")
 
 
 def check_backend(backend: Backend) -> None:
@@ -33,11 +33,14 @@ def check_backend(backend: Backend) -> None:
         _ray()
 
 
-def check_settings(experiment: Experiment) -> None:
-    """Refuse a device, data, a split or a net that is not there, or that would take more memory than there is."""
+def check_settings(experiment: Experiment, saved_split: Path | None = None) -> None:
+    """Refuse a device, data, a split or a net that is not there, or that would take more memory than there is.
+
+    The split that was saved with a run takes the place of the one that the settings name.
+    """
     pick_device(experiment.device)
     data, net = experiment.data, experiment.net.model_dump()
-    if data.split:
+    if data.split and not (saved_split and saved_split.is_file()):
         load_split(Path(data.split))
     for site in data.sites:
         if not Path(site).exists():

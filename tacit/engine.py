@@ -86,7 +86,7 @@ def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
 def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool = True) -> Plan:
     """Load the data, draw (or load) the split, and check everything that can be checked before work."""
     stages = stages_of(experiment)
-    check_settings(experiment)
+    check_settings(experiment, saved_split)
     dataset = load_dataset(experiment.data, fetch)
     if saved_split is not None and saved_split.is_file():
         split = load_split(saved_split)

@@ -15,6 +15,7 @@ import pytest
 import tacit.data.own
 import tacit.data.sources
 from tacit.cli.app import main
+from tacit.engine import prepare, run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import Experiment, known_keys, parse_setting, resolve
 from tacit.memory import check_images, machine_memory
@@ -25,6 +26,7 @@ Ended = Callable[..., str]
 MARKUP, CONTROL, NUL = "[/red]", "a\x1b]0;b\x07", "a\0b"
 LONG_NAME, LONG_PATH = "a" * 300, "a/" * 2100
 HUGE = str(10**400)
+BEGUN = resolve({"method": {"name": "fixmatch", "preset": "smoke"}}).to_toml()
 WIDE = "0x" + "f" * 5000  # a number of more digits than Python writes out
 
 
@@ -52,7 +54,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty.safetensors").touch()
     (tmp_path / "binary.toml").write_bytes(bytes(range(256)) * 20)
     (tmp_path / "deep.toml").write_text("rounds = " + "[" * 20_000)
-    (tmp_path / "large.toml").write_text("# \n" * 400_000)
+    (tmp_path / "large.toml").touch()
+    os.truncate(tmp_path / "large.toml", 2_000_000)
     (tmp_path / "wide.toml").write_text(f"rounds = {WIDE}")
     (tmp_path / "nul.toml").write_text('title = "a\\u0000b"')
     (tmp_path / "folder.toml").mkdir()
@@ -61,8 +64,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "other.py").write_text("x = 1")
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "run").mkdir()  # a run that has not begun
-    smoke = resolve({"method": {"name": "fixmatch", "preset": "smoke"}})
-    (tmp_path / "run" / "experiment.toml").write_text(smoke.to_toml())
+    (tmp_path / "run" / "experiment.toml").write_text(BEGUN)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -445,3 +447,16 @@ def test_in_a_process_of_its_own(words: tuple[str | bytes, ...], said: str, here
 def test_there_are_enough() -> None:
     places = len(BAD_PLACES) * (len(FOLDERS) + len(FILES))
     assert len(ALL_BAD_SETTINGS) + len(ALL_WRONG) + places > 180
+
+
+def test_a_run_goes_on_without_the_split_that_it_was_drawn_from(tmp_path: Path) -> None:
+    """Its own copy counts: what is checked first must not ask for more than the run needs."""
+    smoke = resolve({"method": {"name": "fedavg", "preset": "smoke"}, "data.subset": 300, "rounds": 1})
+    prepare(smoke).split.save(tmp_path / "drawn.npz")
+    experiment = resolve(smoke.to_dict(), {"data.split": str(tmp_path / "drawn.npz")})
+    run_experiment(experiment, tmp_path / "run")
+    (tmp_path / "drawn.npz").unlink()
+    assert run_experiment(experiment, tmp_path / "run", resume=True).summary is not None
+    with pytest.raises(TacitError, match="no readable split"):
+        run_experiment(experiment, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
