@@ -39,7 +39,8 @@ def user_path(text: str, what: str = "") -> Path:
         raise TacitError(f"{named} {why}.")
     try:
         path = Path(text).expanduser()
-        path.resolve()
+        path.exists()  # too long a name, a folder that may not be entered
+        path.resolve()  # links in a circle
     except OSError as error:
         raise TacitError(f"{named} cannot be looked at ({error.strerror}). Give another path.") from None
     except RuntimeError as error:  # ~name, where there is no such user, or links that lead in a circle

@@ -205,14 +205,16 @@ def label(words: tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize(("key", "value"), ALL_BAD_SETTINGS, ids=map(label, ALL_BAD_SETTINGS))
 def test_no_setting_takes_nonsense(key: str, value: str, here: Path, ended: Ended) -> None:
-    words = ["run", "-s", "method.preset=smoke", "--out", "new"]
+    preset = [] if key == "method.preset" else ["-s", "method.preset=smoke"]
+    words = ["run", *preset, "--out", "new"]
     if "\0" in key + value:  # no word of a command can hold it, but a file can
         (here / "nul.toml").write_text(f"{json.dumps(key)} = {json.dumps(value)}")
         said = ended(*words, "nul.toml")
     else:
         said = ended(*words, "-s", f"{key}={value}")
     last = key.rpartition(".")[2]
-    assert not last.isidentifier() or last in said or "net" in said or "method" in said, said
+    named = (last[:20], "There is no setting", "net", "method")
+    assert not last.isidentifier() or any(name in said for name in named), said
 
 
 @pytest.mark.parametrize(("key", "value"), KEPT_AS_THEY_ARE)
