@@ -17,6 +17,7 @@ from tacit import kinds, payload, seeds
 from tacit.backends import Backend, LocalBackend, Outcome, PoolBackend
 from tacit.backends.base import one_thread
 from tacit.backends.pool import default_workers
+from tacit.checks import check_run, check_settings
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation, load_dataset, make_setup
 from tacit.data.split import Split, load_split, make_split, warnings
@@ -102,6 +103,8 @@ def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple
 
 def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool = True) -> Plan:
     """Load the data, draw (or load) the split, and check everything that can be checked before work."""
+    stages = stages_of(experiment)
+    check_settings(experiment, saved_split)
     dataset = load_dataset(experiment.data, fetch)
     if saved_split is not None and saved_split.is_file():
         split = load_split(saved_split)
@@ -111,12 +114,13 @@ def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool
     setup = make_setup(experiment, dataset, split)
     setup.build()  # a net that does not fit the images says so now
     held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
-    return Plan(experiment, stages_of(experiment), dataset, split, setup, tuple(warnings(split, dataset)), held)
+    return Plan(experiment, stages, dataset, split, setup, tuple(warnings(split, dataset)), held)
 
 
 def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, watcher: Watcher | None = None) -> Run:
     """Run an experiment into a folder, or go on with the run that is there. Returns the finished run."""
     watcher = watcher or Silence()
+    check_run(experiment, out)
     if resume:
         check_same(out, experiment)  # before any data is loaded
     return run_plan(prepare(experiment, saved_split(out) if resume else None), out, _backend, resume, watcher)
@@ -154,11 +158,6 @@ def _backend(plan: Plan, folder: OpenRun) -> Backend:
     settings = plan.experiment.backend
     federation = Federation(plan.dataset, plan.split, plan.setup.device)
     workers = settings.workers or default_workers()
-    if settings.name == "flower":
-        raise TacitError(
-            "backend.name = 'flower' means real sites, and those are run with `tacit site run` (docs/sites.md). To "
-            "simulate them here, write backend.name = 'pool'."
-        )
     if settings.name == "ray":
         from tacit.backends.ray import RayBackend  # an extra of its own
 

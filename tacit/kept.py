@@ -156,14 +156,6 @@ class Kept:
         """Before a round, when nobody is at work: remove what neither this round nor a resume can ask for."""
         Census(self).forget(step)
 
-    def go_back(self, step: int) -> None:
-        """Remove what was kept in this round and later ones: they are run again, perhaps with other parties."""
-        for client in self.clients():
-            for found in self._versions(self._home(client)).values():
-                for when, path in found:
-                    if when >= (step, 0):
-                        path.unlink(missing_ok=True)
-
     def nbytes(self) -> int:
         """Disk in use by all clients."""
         return Census(self).nbytes()

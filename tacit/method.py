@@ -26,10 +26,10 @@ from tacit.sides import Client, Hub
 # Types of options: what is out of range is refused before any work. A text in an Annotated[...] is the help of
 # that option: `threshold: Annotated[Share, "confidence a pseudo-label needs"] = 0.95`.
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Count = Annotated[int, Field(ge=0, le=1_000_000)]
+AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000)]
 
 PLACEMENTS = ("server", "clients", "some-clients")
 
