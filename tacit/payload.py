@@ -394,8 +394,7 @@ def read_with_digest(path: Path) -> tuple[Payload, str]:
     data = read_bytes(path)
     try:
         content = from_bytes(data)
-        flat, header = _parts(content)
-        found = _digest(flat, header["order"])
+        found = content_digest(content)
         if _stored_digest(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])) not in (found, ""):
             raise TacitError("its content is not what was written")
     except TacitError as error:
@@ -411,6 +410,12 @@ def digest_in(path: Path) -> str:
             return _stored_digest(json.loads(file.read(min(length, NO_STRANGER.header))))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise TacitError(f"{path} is damaged or is not tacit's: {error}") from error
+
+
+def content_digest(payload: Mapping[str, Value]) -> str:
+    """The digest that a file with this payload has."""
+    flat, header = _parts(payload)
+    return _digest(flat, header["order"])
 
 
 def _stored_digest(header: dict[str, Any]) -> str:
