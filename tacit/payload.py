@@ -4,6 +4,7 @@ A payload is a plain dict. As bytes it is one safetensors file: nothing in it ca
 comes back is equal to what went in, type for type and bit for bit.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tacit.errors import TacitError
-from tacit.files import beside
+from tacit.files import beside, read_bytes, told
 from tacit.files import write_atomically as write_atomically
+from tacit.text import safe
 
 Weights = dict[str, Tensor]
 
@@ -35,6 +37,11 @@ def save(flat: Weights, path: Path, header: dict[str, str] | None = None) -> Non
         ) from error
 
 
+def _lying_flat(tensor: Tensor) -> Tensor:
+    """As its numbers are written to a file: on the CPU, without gaps, no lazy minus sign."""
+    return tensor.detach().cpu().resolve_neg().contiguous()
+
+
 class OnDisk(Mapping[str, Tensor]):
     """A group of tensors that lies in a file; each is read when it is asked for, and held by nobody."""
 
@@ -44,7 +51,7 @@ class OnDisk(Mapping[str, Tensor]):
         self.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in group.values())
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # a new file: whoever has mapped an old one keeps what it had
-        save(unshared({name: tensor.detach().cpu().contiguous() for name, tensor in group.items()}), path)
+        save(unshared({name: _lying_flat(tensor) for name, tensor in group.items()}), path)
 
     def __getitem__(self, name: str) -> Tensor:
         with safe_open(self.path, framework="pt") as file:
@@ -69,6 +76,11 @@ Payload = dict[str, Value]
 FORMAT = "tacit-payload-1"
 # What a safetensors header may call a tensor's type. Anything else (8-bit floats, complex numbers …) is refused.
 DTYPES = frozenset(["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"])
+TENSORS = frozenset(  # the same as torch calls them
+    getattr(torch, name)
+    for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+)
+LARGEST = 2**63  # of whole numbers
 
 
 @dataclass(frozen=True)
@@ -76,12 +88,12 @@ class Limits:
     """How much of a payload from elsewhere is looked at; more is refused before anything is made of it."""
 
     total: int = 1 << 34  # bytes in all
-    header: int = 1 << 24  # bytes of names, shapes and numbers
+    header: int = 1 << 20  # bytes of names, shapes and numbers: some eight thousand tensors
     tensors: int = 1 << 16
     axes: int = 8  # of one tensor
 
 
-NO_STRANGER = Limits()  # for files that this process or its own kind wrote
+NO_STRANGER = Limits(header=1 << 24)  # for files that this process or its own kind wrote
 
 
 def tensors(payload: Mapping[str, Value]) -> Iterator[tuple[str, Tensor]]:
@@ -195,18 +207,72 @@ def check(payload: Mapping[str, Value]) -> None:
     Traceback (most recent call last):
     TypeError: payload entry 'model/w' is a list; a payload holds tensors, groups of tensors and numbers
     """
+    if not isinstance(payload, Mapping):
+        raise TypeError(f"a {type(payload).__name__} is no payload, which is a dict of tensors, groups and numbers")
     for name, value in payload.items():
-        if not isinstance(name, str) or "/" in name or not name:
-            raise TypeError(f"payload name {name!r} must be a word without '/'")
-        entries = value.items() if isinstance(value, Mapping) else [("", value)]
-        for inner, entry in entries:
-            number = not isinstance(value, Mapping) and isinstance(entry, int | float)
-            if not (isinstance(entry, Tensor) or number):
-                full = f"{name}/{inner}" if inner else name
-                kind = type(entry).__name__
-                raise TypeError(
-                    f"payload entry {full!r} is a {kind}; a payload holds tensors, groups of tensors and numbers"
-                )
+        if not _is_name(name) or "/" in name:
+            raise TypeError(f"payload name {safe(repr(name))} must be a word without '/'")
+        if not isinstance(value, Mapping):
+            _check_entry(name, value, number=True)
+            continue
+        for inner, entry in value.items():
+            if not _is_name(inner):
+                raise TypeError(f"payload name {safe(repr(inner))} in '{safe(name)}' must be a word")
+            _check_entry(f"{name}/{inner}", entry, number=False)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name.isprintable() and name not in ("", "__metadata__")
+
+
+def _check_entry(name: str, entry: object, number: bool) -> None:
+    if isinstance(entry, Tensor):
+        if kind := _odd(entry):
+            raise TypeError(f"payload entry {safe(name)!r} is a {kind} tensor, which no payload holds")
+    elif not (number and isinstance(entry, int | float)):
+        kind = type(entry).__name__
+        raise TypeError(
+            f"payload entry {safe(name)!r} is a {kind}; a payload holds tensors, groups of tensors and numbers"
+        )
+    elif isinstance(entry, int) and not -LARGEST <= entry < LARGEST:
+        raise TypeError(f"payload entry {safe(name)!r} is a whole number of more than 64 bits")
+
+
+def _odd(tensor: Tensor) -> str:
+    """What keeps a tensor from travelling; '' if it may."""
+    if tensor.layout != torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    if tensor.is_nested or tensor.is_meta:
+        return "nested" if tensor.is_nested else "meta"
+    return "" if tensor.dtype in TENSORS else str(tensor.dtype).removeprefix("torch.")
+
+
+def seal(payload: Mapping[str, Value]) -> Payload:
+    """A payload as it comes out at the other side of a wall within one process: equal, and with nothing in common.
+
+    Bytes that are written and read do the same; this is cheaper. What is no payload is refused.
+
+    >>> mine = torch.zeros(2)
+    >>> theirs = seal({"w": mine, "n": 3})
+    >>> mine += 1
+    >>> theirs
+    {'w': tensor([0., 0.]), 'n': 3}
+    """
+    check(payload)
+    return {name: _own(value) for name, value in payload.items()}
+
+
+def _own(value: Value) -> Value:
+    if isinstance(value, Mapping):
+        return {inner: _own_tensor(tensor) for inner, tensor in value.items()}
+    if isinstance(value, Tensor):
+        return _own_tensor(value)
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def _own_tensor(tensor: Tensor) -> Tensor:
+    """A copy by itself and without gaps: the order of a sum, and so its last bit, depends on the strides."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def nbytes(payload: Mapping[str, Value]) -> int:
@@ -241,7 +307,7 @@ def _parts(payload: Mapping[str, Value]) -> tuple[Weights, dict[str, str]]:
             order.append([name, "group", list(value)])
         else:  # floats as hex: JSON has no infinity, and not every writer keeps the last bit
             order.append([name, "int", int(value)] if isinstance(value, int) else [name, "float", value.hex()])
-    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors(payload)}
+    flat = {name: _lying_flat(tensor) for name, tensor in tensors(payload)}
     return unshared(flat), {"format": FORMAT, "order": json.dumps(order)}
 
 
@@ -284,7 +350,7 @@ def from_bytes(data: bytes, limits: Limits = NO_STRANGER) -> Payload:
         check(payload)
     except (SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
         # RuntimeError: torch's on impossible shapes, and Python's own RecursionError on deep nesting.
-        raise TacitError(f"These bytes are not a payload of tacit ({error}). They were not used.") from error
+        raise TacitError(f"These bytes are not a payload of tacit ({safe(error, 300)}). They were not used.") from error
     return payload
 
 
@@ -310,20 +376,69 @@ def _order(data: bytes, limits: Limits) -> list[list[Any]]:
     return order
 
 
-def write(path: Path, payload: Mapping[str, Value]) -> int:
-    """Write beside and rename: a reader sees the old file or the new one, never half of one. Returns its size."""
+def write(path: Path, payload: Mapping[str, Value]) -> str:
+    """Write beside and rename: a reader sees the old file or the new one, never half of one.
+
+    Returns the digest of its content, which the file carries in its header: `read` notices any damage.
+    """
     flat, header = _parts(payload)
+    header["digest"] = _digest(flat, header["order"])
     with beside(path) as new:
         save(flat, new, header)
-    return path.stat().st_size
+    return header["digest"]
 
 
 def read(path: Path) -> Payload:
-    """The payload in a file; an unreadable file is named."""
+    """The payload in a file; an unreadable or damaged file is named."""
+    return read_with_digest(path)[0]
+
+
+def read_with_digest(path: Path) -> tuple[Payload, str]:
+    """The payload in a file and the digest of its content, which must be the one in its header."""
+    data = read_bytes(path)
     try:
-        return from_bytes(path.read_bytes())
+        content = from_bytes(data)
+        found = content_digest(content)
+        if _stored_digest(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])) not in (found, ""):
+            raise TacitError("its content is not what was written")
     except TacitError as error:
         raise TacitError(f"{path} is damaged or is not tacit's: {error}") from error
+    return content, found
+
+
+def digest_in(path: Path) -> str:
+    """The digest that a file says it has, from its header alone."""
+    try:
+        with told(path, "read"), path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            return _stored_digest(json.loads(file.read(min(length, NO_STRANGER.header))))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise TacitError(f"{path} is damaged or is not tacit's: {error}") from error
+
+
+def content_digest(payload: Mapping[str, Value]) -> str:
+    """The digest that a file with this payload has."""
+    flat, header = _parts(payload)
+    return _digest(flat, header["order"])
+
+
+def _stored_digest(header: dict[str, Any]) -> str:
+    """What the header says; '' in a file of an older version, which has nothing in its place."""
+    metadata = header["__metadata__"]
+    if set(metadata) == {"format", "order"}:
+        return ""
+    stored: str = metadata["digest"] if set(metadata) == {"format", "order", "digest"} else "damaged"
+    return stored
+
+
+def _digest(flat: Weights, order: str) -> str:
+    """SHA-256 of all that a payload says: its order and numbers, and each tensor's name, type, shape and content."""
+    found = hashlib.sha256(order.encode())
+    for name in sorted(flat):
+        tensor = flat[name]
+        found.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def difference(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
@@ -343,7 +458,7 @@ def difference(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str
         if tensor.dtype != like.dtype:
             return f"{name} is {tensor.dtype}, expected {like.dtype}"
     extra = next((name for name in got if name not in expected), "")
-    return f"{extra} was not expected" if extra else ""
+    return f"{safe(extra)} was not expected" if extra else ""
 
 
 def first_not_finite(payload: Mapping[str, Value]) -> str:

@@ -7,19 +7,23 @@ from rich.table import Table
 from rich.text import Text
 
 from tacit.backends.pool import default_workers
+from tacit.checks import check_settings
 from tacit.cli.split import show_split
-from tacit.cli.tell import kind_bytes
 from tacit.data.catalogue import SOURCES
 from tacit.data.sources import is_here
 from tacit.engine import Plan, prepare
 from tacit.experiment import Experiment
+from tacit.kinds import parse
 from tacit.pieces.descent import descend, sgd
 from tacit.pieces.train import predict
 from tacit.screen import SafeConsole
 from tacit.units import clock, size_text
 
+MOST_TIMED = 1024  # images in a batch, to learn what one takes
+
 
 def preview(experiment: Experiment, screen: SafeConsole) -> None:
+    check_settings(experiment)
     screen.print(Text("The experiment, resolved", "bold"))
     screen.print(experiment.to_toml())
     name = experiment.data.name
@@ -41,7 +45,7 @@ def preview(experiment: Experiment, screen: SafeConsole) -> None:
         asked = plan.setup.participation.count(plan.setup.clients)
         sent = method.weights_bytes(weights, plan.setup.channels)
         down, up = (
-            travel([kind_bytes(kind, sent, len(plan.setup.classes)) for kind in kinds.values()], method.tasks(asked))
+            travel([parse(kind).nbytes(sent, len(plan.setup.classes)) for kind in kinds.values()], method.tasks(asked))
             for kinds in (method.server_sends, method.client_sends)
         )
         effort, tasks = method.effort(plan.setup.train.epochs), method.tasks(asked)
@@ -74,7 +78,7 @@ def seconds_per_image(plan: Plan) -> tuple[float, float]:
     setup = plan.setup
     generator = torch.Generator().manual_seed(0)
     net = setup.build(generator)
-    shape = (setup.train.batch, setup.channels, setup.size, setup.size)
+    shape = (min(setup.train.batch, MOST_TIMED), setup.channels, setup.size, setup.size)
     images = torch.rand(shape, generator=generator).to(setup.device)
     optimizer = sgd(net, lr=1e-4)
     labels = torch.zeros(len(images), dtype=torch.int64, device=setup.device)

@@ -1,6 +1,5 @@
 """DDRFed: generated images for everybody, dynamic class-balanced thresholds, learning what unclear images are not."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
 from tacit.methods.cbafed import CBAFedWarmUp
-from tacit.methods.ddrfed.gdgm import generator_stages
+from tacit.methods.ddrfed.gdgm import generator_stages, mean_figure
 from tacit.methods.ddrfed.generator import GDGM
 from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import labeled_shares, shares
@@ -59,7 +58,7 @@ class DDRFed(GDGM, Method):
     )
     placements: ClassVar = ("some-clients", "clients", "server")
     server_sends: ClassVar = {"model": "weights", "shares": "[K]"}
-    client_sends: ClassVar = {"model": "weights", "counts": "[K]"}
+    client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
     client_keeps: ClassVar = {"dema?": "any", "generated?": "any"}
     presets: ClassVar = {  # what the paper sets otherwise (SGD, rate, batch) are tacit's defaults
         "paper": {"rounds": 500, "net.name": "resnet18", "net.norm": "bn", "views.strong": "ssl"},
@@ -312,9 +311,3 @@ class Tally:
     @property
     def means(self) -> dict[str, float]:
         return {name: sum(values) / len(values) for name, values in self.figures.items()}
-
-
-def mean_figure(replies: Sequence[Reply], name: str) -> float:
-    """The mean of a figure over the clients that have it; NaN where none has."""
-    values = [reply.metrics[name] for reply in replies if name in reply.metrics]
-    return sum(values) / len(values) if values else math.nan

@@ -5,6 +5,7 @@ images with it, and deals them evenly to the clients, who keep them on their dis
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,8 +28,7 @@ LARGEST_GRADIENT = 1.0  # DDPM's
 
 
 def generator_stages(options: GDGM) -> tuple[Stage, ...]:
-    """The two stages, with these options; without the library it says so here, before any work."""
-    require_diffusers()
+    """The two stages, with these options."""
     shared = {option.name: getattr(options, option.name) for option in dataclasses.fields(GDGM)}
     training = Stage("diffusion", Diffusion(**shared), options.diffusion_rounds)
     return training, Stage("generation", Generation(**shared), options.generation_rounds)
@@ -40,6 +40,9 @@ class Diffusion(GDGM, Method):
 
     server_sends: ClassVar = {"unet": "weights"}
     client_sends: ClassVar = {"unet": "weights"}
+
+    def check_installed(self) -> None:
+        require_diffusers()
 
     def effort(self, epochs: int) -> None:
         return None
@@ -77,7 +80,7 @@ class Diffusion(GDGM, Method):
         if not any(reply.examples for reply in replies):
             return {**state, "held": held}
         unet = mean_model(replies, name="unet")  # Eq. 9
-        hub.note(denoising_loss=sum(r.metrics["denoising_loss"] for r in replies) / len(replies))
+        hub.note(denoising_loss=mean_figure(replies, "denoising_loss"))
         ema = residual(weights_in(state, "ema"), unet, ema_decay(self.ema, hub.round)) if hub.round else unet
         return {"unet": unet, "ema": ema, "held": held}
 
@@ -135,3 +138,9 @@ def all_images(me: Client) -> Tensor:
 def with_label(net: UNet, label: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """The net as a function of noisy images and times, told what was done to them."""
     return lambda noisy, times: net(noisy, times, label)
+
+
+def mean_figure(replies: Sequence[Reply], name: str) -> float:
+    """The mean of a figure over the clients that have it; NaN where none has."""
+    values = [reply.metrics[name] for reply in replies if name in reply.metrics]
+    return sum(values) / len(values) if values else math.nan
