@@ -1,10 +1,11 @@
 """The loop: stages, rounds, and in each round one straight line from the server's state to its next one."""
 
+import logging
 import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 import tacit
-from tacit import payload, seeds
+from tacit import kinds, payload, seeds
 from tacit.backends import Backend, LocalBackend, Outcome, PoolBackend
 from tacit.backends.base import one_thread
 from tacit.backends.pool import default_workers
@@ -23,13 +24,20 @@ from tacit.errors import TacitError
 from tacit.evaluate import accuracies, score, sum_up
 from tacit.experiment import Experiment
 from tacit.kept import Kept
+from tacit.kinds import Party
 from tacit.machine import change_of_type, cpu_type
 from tacit.method import Reply, Stage, Task
-from tacit.payload import Payload
+from tacit.payload import Payload, Weights
+from tacit.pieces.train import predict
 from tacit.record import OpenRun, Run, check_same
 from tacit.sides import Hub, Moment, Setup, Workbench
 from tacit.text import safe
 from tacit.use.handover import handover
+
+log = logging.getLogger("tacit")
+
+LARGEST_COUNT = 2.0**31  # images of a client of which nothing is known
+MOST_SUSPECTS = 32  # replies that are left out, one at a time, to find the one that makes a merge fail
 
 
 class Watcher(Protocol):
@@ -69,6 +77,9 @@ class Plan:
     split: Split
     setup: Setup
     warnings: tuple[str, ...]
+    # Of each client, how many images it holds: labelled plus unlabelled, as its shard has them, so that one that is
+    # both counts twice. At real sites what they registered; None: not known.
+    registered: tuple[int, ...] | None = None
 
     @property
     def steps(self) -> int:
@@ -83,6 +94,9 @@ def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise TacitError(f"{type(method).__name__} has two stages of one name: {', '.join(names)}.")
+    for stage in stages:
+        for declared in stage.method.client_sends.values():
+            kinds.parse(declared)  # what cannot be checked is told before any work
     return stages
 
 
@@ -96,7 +110,8 @@ def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool
         split = make_split(dataset, experiment.data, experiment.seed)
     setup = make_setup(experiment, dataset, split)
     setup.build()  # a net that does not fit the images says so now
-    return Plan(experiment, stages_of(experiment), dataset, split, setup, tuple(warnings(split, dataset)))
+    held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
+    return Plan(experiment, stages_of(experiment), dataset, split, setup, tuple(warnings(split, dataset)), held)
 
 
 def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, watcher: Watcher | None = None) -> Run:
@@ -219,16 +234,16 @@ class Engine:
         needed = self.plan.experiment.participation.quorum
         needed = min(needed, len(tasks))  # a stage may ask fewer clients than the quorum
         skipped = f"{len(usable)} usable replies, {needed} needed: the model stays" if len(usable) < needed else ""
+        before = state
         if not skipped:
-            self.bench.clear()
-            merged = stage.method.server_merge(state, [outcome.reply for outcome in usable], hub)
-            payload.check(merged)
-            if where := payload.first_not_finite(merged):
-                skipped = f"the server's '{where}' holds NaN or infinity after the merge: the model stays"
-            else:
-                state = merged
+            merge = self._merge(stage, moment, state, usable, needed, hub)
+            state, usable, hub, skipped = merge.state, merge.used, merge.hub, merge.skipped
+            refused += merge.refused
         clock.lap("merge")
         scores = self._evaluate(stage, moment, state, hub) if self._is_evaluated(moment) else {}
+        if state is not before and scores and scores["loss"] is None:
+            skipped, state = "the merged model's loss is not a number: the model stays", before
+            scores = self._evaluate(stage, moment, state, hub)
         if self.plan.experiment.evaluate_clients and scores:
             scores |= self._evaluate_clients([outcome.reply for outcome in usable])
         clock.lap("evaluate")
@@ -268,13 +283,84 @@ class Engine:
         usable, refused = [], []
         for task, outcome in zip(tasks, outcomes, strict=True):
             why = outcome.fault or ("came too late" if self._strikes(moment, task, "straggler") else "")
-            why = why or flaw(stage.method.client_sends, task, outcome.reply, state, len(self.plan.setup.classes))
+            party = self._party(stage, task.client)
+            why = why or flaw(
+                stage.method.client_sends, task, outcome.reply, state, len(self.plan.setup.classes), party
+            )
             why = safe(why, LONGEST_REASON)  # it may quote names of a client's own making
             if why:
                 refused.append({"client": task.client, "why": why})
             else:
                 usable.append(outcome)
         return usable, refused
+
+    def _party(self, stage: Stage, client: int) -> Party:
+        """What is known of a client before it answers: in a simulation all of it, of a real site what it told."""
+        registered, setup = self.plan.registered, self.plan.setup
+        most = stage.method.most_examples(registered[client], max(registered)) if registered else LARGEST_COUNT
+        labeled, part = client in setup.labeled_clients, self.plan.split.clients[client]
+        if len(part.labeled) or len(part.unlabeled):
+            return Party(most, labeled, len(part.unlabeled) > 0)
+        # A site whose labelled images may be all that it holds; with labels everywhere they count as both kinds.
+        both = self.plan.experiment.data.placement == "clients"
+        return Party(most, labeled, True if both or not labeled else None)
+
+    def _merge(
+        self, stage: Stage, moment: Moment, state: Payload, usable: list[Outcome], needed: int, hub: Hub
+    ) -> "Merge":
+        """The new state; where the merge fails with one reply and succeeds without it, that one is refused.
+
+        Where no single reply is to blame the model stays. An exception then ends a simulation, whose author wants to
+        see it; at real sites it is logged, all replies are refused, and the run goes on.
+        """
+        notes, pictures = dict(hub.notes), dict(hub.pictures)  # of `server_send`
+        merged, why, error = self._try_merge(stage, state, usable, hub)
+        if not why:
+            return Merge(merged, usable, hub)
+        for suspect in usable[:MOST_SUSPECTS] if len(usable) > max(needed, 1) else ():
+            again = self._hub(moment)
+            again.notes, again.pictures = dict(notes), dict(pictures)
+            rest = [outcome for outcome in usable if outcome is not suspect]
+            merged, still, _ = self._try_merge(stage, state, rest, again)
+            if not still:
+                return Merge(
+                    merged, rest, again, [{"client": suspect.reply.client, "why": f"{why}, but not without it"}]
+                )
+        hub.notes, hub.pictures = notes, pictures
+        if error is None:
+            return Merge(state, usable, hub, skipped=f"{why}: the model stays")
+        if self.plan.experiment.backend.name != "flower":
+            raise error
+        log.error("Round %d of stage '%s': %s", moment.round, moment.stage, why, exc_info=error)
+        everybody = [{"client": outcome.reply.client, "why": why} for outcome in usable]
+        return Merge(state, [], hub, everybody, f"{why}: the model stays")
+
+    def _try_merge(
+        self, stage: Stage, state: Payload, outcomes: Sequence[Outcome], hub: Hub
+    ) -> tuple[Payload, str, Exception | None]:
+        """The merged state; or why it cannot be used, and the exception if it was one."""
+        self.bench.clear()
+        try:
+            merged = stage.method.server_merge(state, [outcome.reply for outcome in outcomes], hub)
+            payload.check(merged)
+            if where := payload.first_not_finite(merged):
+                return merged, f"the server's '{where}' holds NaN or infinity after the merge", None
+            self.bench.clear()
+            weights = stage.method.server_answer(merged, hub)
+            if weights is not None and not torch.isfinite(self._look(weights)).all():
+                return merged, "the model predicts NaN after the merge", None
+        except (TacitError, OSError, MemoryError, torch.OutOfMemoryError):
+            raise  # the server's own trouble, and no reply's
+        except Exception as error:
+            return state, f"the merge failed: {type(error).__name__}: {safe(error)}", error
+        return merged, "", None
+
+    def _look(self, weights: Weights) -> torch.Tensor:
+        """What a model makes of two images of noise: cheap, and NaN if no number comes out at the end."""
+        setup = self.plan.setup
+        shape = (2, setup.channels, setup.size, setup.size)
+        noise = torch.randint(256, shape, dtype=torch.uint8, generator=seeds.generator(setup.seed, "noise"))
+        return predict(self.bench.take(weights), noise.to(setup.device), setup.views.plain)
 
     def _is_evaluated(self, moment: Moment) -> bool:
         last = moment.round == moment.rounds - 1
@@ -363,36 +449,42 @@ def report(records: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
     return result
 
 
-def flaw(expected: Mapping[str, str], task: Task, reply: Reply, state: Payload, classes: int) -> str:
+@dataclass(frozen=True)
+class Merge:
+    """What came of a merge: the next state, whose replies are in it, and who was refused for making it fail."""
+
+    state: Payload
+    used: list[Outcome]
+    hub: Hub
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    skipped: str = ""
+
+
+def flaw(
+    expected: Mapping[str, str], task: Task, reply: Reply, state: Payload, classes: int, party: Party | None = None
+) -> str:
     """Why a reply must not reach the mean; '' if it may."""
+    party = party or Party()
     known = {name.removesuffix("?") for name in expected}
     for name in reply.send:
         if name not in known:
-            return f"'{name}' was not expected"
-    for name, kind in expected.items():
-        bare = name.removesuffix("?")
+            return f"'{safe(name)}' was not expected"
+    for name, declared in expected.items():
+        bare, kind = name.removesuffix("?"), kinds.parse(declared)
+        due = None if name != bare else kinds.is_due(kind, party)
         if bare not in reply.send:
-            if name == bare:
-                return f"'{name}' is missing"
+            if due:
+                return f"'{bare}' is missing"
             continue
-        value = reply.send[bare]
-        if kind == "weights":
-            like = task.send.get(bare, state.get(bare))
-            if not isinstance(value, Mapping):
-                return f"'{bare}' is not a group of tensors"
-            if isinstance(like, Mapping) and (wrong := payload.difference(value, like)):
-                return f"{bare}: {wrong}"
-        elif kind.startswith("["):
-            shape = [classes if part == "K" else int(part) for part in kind.strip("[]").split(",")]
-            if not isinstance(value, torch.Tensor) or list(value.shape) != shape:
-                got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-                return f"'{bare}' is {got}, expected {shape}"
-        elif kind == "number" and not isinstance(value, int | float):
-            return f"'{bare}' is not a number"
-    if where := payload.first_not_finite(reply.send):
-        return f"'{where}' holds NaN or infinity"
+        if due is False:
+            return f"'{bare}' was not expected of a client without {kind.due} images"
+        like = task.send.get(bare, state.get(bare))
+        if why := kinds.invalid_reason(kind, bare, reply.send[bare], like, party, classes):
+            return why
     if not (math.isfinite(reply.examples) and reply.examples >= 0):
         return f"its number of examples is {reply.examples}"
+    if reply.examples > party.most:
+        return f"its number of examples is {reply.examples:g}, more than the {party.most:g} that it can have"
     return ""
 
 

@@ -97,8 +97,9 @@ class Method:
 
     citation: ClassVar[str] = ""
     placements: ClassVar[tuple[str, ...]] = PLACEMENTS
-    # What travels and what stays, by name: "weights" (like the model that was sent), "[K]", "[K,K]", "number",
-    # "any"; a name that ends in "?" may be missing. The engine refuses replies that differ.
+    # What travels and what stays, by name, in the words of tacit/kinds.py: "weights" (like the model that was sent),
+    # "counts[K]", "share", "weights if labeled" …; a name that ends in "?" may be missing. The engine refuses replies
+    # that differ.
     server_sends: ClassVar[dict[str, str]] = {"model": "weights"}
     client_sends: ClassVar[dict[str, str]] = {"model": "weights"}
     client_keeps: ClassVar[dict[str, str]] = {}
@@ -126,6 +127,13 @@ class Method:
     def weights_bytes(self, classifier: int, channels: int) -> int:
         """For estimates: the size of what is declared as "weights"; by default that of the experiment's net."""
         return classifier
+
+    def most_examples(self, images: int, largest: int) -> float:
+        """For checks: how many examples a client that holds so many images can tell of, at most.
+
+        An image that is both labelled and unlabelled data counts twice. `largest` is what the largest client holds.
+        """
+        return images
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         """The state before the first round; `past` holds the last states of the stages before, by name."""

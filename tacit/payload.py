@@ -36,6 +36,11 @@ def save(flat: Weights, path: Path, header: dict[str, str] | None = None) -> Non
         ) from error
 
 
+def _lying_flat(tensor: Tensor) -> Tensor:
+    """As its numbers are written to a file: on the CPU, without gaps, no lazy minus sign."""
+    return tensor.detach().cpu().resolve_neg().contiguous()
+
+
 class OnDisk(Mapping[str, Tensor]):
     """A group of tensors that lies in a file; each is read when it is asked for, and held by nobody."""
 
@@ -45,7 +50,7 @@ class OnDisk(Mapping[str, Tensor]):
         self.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in group.values())
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # a new file: whoever has mapped an old one keeps what it had
-        save(unshared({name: tensor.detach().cpu().contiguous() for name, tensor in group.items()}), path)
+        save(unshared({name: _lying_flat(tensor) for name, tensor in group.items()}), path)
 
     def __getitem__(self, name: str) -> Tensor:
         with safe_open(self.path, framework="pt") as file:
@@ -70,6 +75,11 @@ Payload = dict[str, Value]
 FORMAT = "tacit-payload-1"
 # What a safetensors header may call a tensor's type. Anything else (8-bit floats, complex numbers …) is refused.
 DTYPES = frozenset(["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"])
+TENSORS = frozenset(  # the same as torch calls them
+    getattr(torch, name)
+    for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+)
+LARGEST = 2**63  # of whole numbers
 
 
 @dataclass(frozen=True)
@@ -192,18 +202,72 @@ def check(payload: Mapping[str, Value]) -> None:
     Traceback (most recent call last):
     TypeError: payload entry 'model/w' is a list; a payload holds tensors, groups of tensors and numbers
     """
+    if not isinstance(payload, Mapping):
+        raise TypeError(f"a {type(payload).__name__} is no payload, which is a dict of tensors, groups and numbers")
     for name, value in payload.items():
-        if not isinstance(name, str) or "/" in name or not name:
-            raise TypeError(f"payload name {name!r} must be a word without '/'")
-        entries = value.items() if isinstance(value, Mapping) else [("", value)]
-        for inner, entry in entries:
-            number = not isinstance(value, Mapping) and isinstance(entry, int | float)
-            if not (isinstance(entry, Tensor) or number):
-                full = f"{name}/{inner}" if inner else name
-                kind = type(entry).__name__
-                raise TypeError(
-                    f"payload entry {full!r} is a {kind}; a payload holds tensors, groups of tensors and numbers"
-                )
+        if not _is_name(name) or "/" in name:
+            raise TypeError(f"payload name {safe(repr(name))} must be a word without '/'")
+        if not isinstance(value, Mapping):
+            _check_entry(name, value, number=True)
+            continue
+        for inner, entry in value.items():
+            if not _is_name(inner):
+                raise TypeError(f"payload name {safe(repr(inner))} in '{safe(name)}' must be a word")
+            _check_entry(f"{name}/{inner}", entry, number=False)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name.isprintable() and name not in ("", "__metadata__")
+
+
+def _check_entry(name: str, entry: object, number: bool) -> None:
+    if isinstance(entry, Tensor):
+        if kind := _odd(entry):
+            raise TypeError(f"payload entry {safe(name)!r} is a {kind} tensor, which no payload holds")
+    elif not (number and isinstance(entry, int | float)):
+        kind = type(entry).__name__
+        raise TypeError(
+            f"payload entry {safe(name)!r} is a {kind}; a payload holds tensors, groups of tensors and numbers"
+        )
+    elif isinstance(entry, int) and not -LARGEST <= entry < LARGEST:
+        raise TypeError(f"payload entry {safe(name)!r} is a whole number of more than 64 bits")
+
+
+def _odd(tensor: Tensor) -> str:
+    """What keeps a tensor from travelling; '' if it may."""
+    if tensor.layout != torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    if tensor.is_nested or tensor.is_meta:
+        return "nested" if tensor.is_nested else "meta"
+    return "" if tensor.dtype in TENSORS else str(tensor.dtype).removeprefix("torch.")
+
+
+def seal(payload: Mapping[str, Value]) -> Payload:
+    """A payload as it comes out at the other side of a wall within one process: equal, and with nothing in common.
+
+    Bytes that are written and read do the same; this is cheaper. What is no payload is refused.
+
+    >>> mine = torch.zeros(2)
+    >>> theirs = seal({"w": mine, "n": 3})
+    >>> mine += 1
+    >>> theirs
+    {'w': tensor([0., 0.]), 'n': 3}
+    """
+    check(payload)
+    return {name: _own(value) for name, value in payload.items()}
+
+
+def _own(value: Value) -> Value:
+    if isinstance(value, Mapping):
+        return {inner: _own_tensor(tensor) for inner, tensor in value.items()}
+    if isinstance(value, Tensor):
+        return _own_tensor(value)
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def _own_tensor(tensor: Tensor) -> Tensor:
+    """A copy by itself and without gaps: the order of a sum, and so its last bit, depends on the strides."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def nbytes(payload: Mapping[str, Value]) -> int:
@@ -238,7 +302,7 @@ def _parts(payload: Mapping[str, Value]) -> tuple[Weights, dict[str, str]]:
             order.append([name, "group", list(value)])
         else:  # floats as hex: JSON has no infinity, and not every writer keeps the last bit
             order.append([name, "int", int(value)] if isinstance(value, int) else [name, "float", value.hex()])
-    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors(payload)}
+    flat = {name: _lying_flat(tensor) for name, tensor in tensors(payload)}
     return unshared(flat), {"format": FORMAT, "order": json.dumps(order)}
 
 

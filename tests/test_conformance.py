@@ -234,12 +234,6 @@ def test_presets_and_papers(name: str) -> None:
     assert page.is_file(), f"docs/methods/{name}.md is missing"
 
 
-@every_method
-def test_one_page_of_code(name: str) -> None:
-    path = Path(__file__).parent.parent / "tacit" / "methods" / f"{name}.py"
-    assert len(path.read_text().splitlines()) <= 150
-
-
 def test_a_frozen_method_cannot_remember() -> None:
     for name in known_methods():
         with pytest.raises(dataclasses.FrozenInstanceError):

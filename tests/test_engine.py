@@ -225,7 +225,7 @@ def test_every_name_of_a_record_is_reserved(tiny: Tiny) -> None:
 
 
 def test_a_server_that_diverges_is_told_and_the_model_stays(tiny: Tiny) -> None:
-    run = tiny("fixmatch", "server", rounds=3, train__lr=1e6, train__clip=0.0, method__warmup=0)
+    run = tiny("fedavg", "server", rounds=2, train__lr=1e6, train__clip=0.0)
     assert any("after the merge" in record["skipped"] for record in run.records)
     assert all(torch.isfinite(tensor).all() for tensor in run.weights.values())
 

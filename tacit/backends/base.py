@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from tacit.evaluate import PREDICT_BATCH, audit
 from tacit.kept import Kept
-from tacit.method import Reply, Stage, Task
-from tacit.payload import Payload, Weights, at_hand, nbytes, set_aside
+from tacit.method import Method, Reply, Stage, Task
+from tacit.payload import Payload, Weights, at_hand, check, nbytes, set_aside
 from tacit.pieces.train import predict
 from tacit.sides import Client, Labeled, Moment, Setup, Shard, Workbench
+from tacit.text import safe
 
 IN_MEMORY = 1 << 29  # bytes of replies: the eleven ResNet-18s of an ordinary round need not be read from disk
+MOST_METRICS, LONGEST_METRIC = 100, 100  # as in the header of an answer from a real site
 
 
 @dataclass(frozen=True)
@@ -136,19 +138,66 @@ class Worker:
         me = Client(self.setup, shard, moment, task.client, task.group, self.bench)
         try:
             reply = stage.method.client_train(task, kept, me)
+            if not isinstance(reply, Reply):
+                raise TypeError(f"client_train returned a {type(reply).__name__}, not a Reply")
+            check(reply.keep)
+            counts = audit(me.labelling, self.federation.truth(task.client), me.classes)
         except Exception as error:
             error.add_note(f"while client {task.client} trained in round {moment.round} of stage '{moment.stage}'")
             raise
-        counts = audit(me.labelling, self.federation.truth(task.client), me.classes)
-        bare = dataclasses.replace(reply, keep={}, client=task.client, group=task.group)
+        fault = unsendable(stage.method, reply)
+        sent = plain_reply(reply) if not fault else Reply(send={}, examples=0)
+        bare = dataclasses.replace(sent, client=task.client, group=task.group)
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-        return Outcome(bare, counts, seconds, cpu=cpu), reply.keep
+        return Outcome(bare, counts, seconds, fault, cpu), reply.keep
 
     def predict_test(self, weights: Weights, part: slice) -> Tensor:
         """The probabilities of some of the test images."""
         self.bench.clear()
         images = self.federation.test().images[part]
         return predict(self.bench.take(weights), images, self.setup.views.plain, PREDICT_BATCH).cpu()
+
+
+def unsendable(method: Method, reply: Reply) -> str:
+    """Why a reply must not leave its client: it is none, or holds what the method does not declare; '' if it may go.
+
+    >>> unsendable(Method(), Reply(send={"model": {}, "images": torch.zeros(3)}, examples=1))
+    "'images' was not expected: the method does not declare it"
+    >>> unsendable(Method(), Reply(send={"model": {"w": [1]}}, examples=1))
+    "payload entry 'model/w' is a list; a payload holds tensors, groups of tensors and numbers"
+    """
+    try:
+        check(reply.send)
+        check({"examples": reply.examples})
+    except TypeError as error:
+        return str(error)
+    declared = {name.removesuffix("?") for name in method.client_sends}
+    extra = [safe(name) for name in reply.send if name not in declared]
+    if extra:
+        return f"'{extra[0]}' was not expected: the method does not declare it"
+    if not isinstance(reply.examples, int | float):
+        return "its number of examples is not a number"
+    if not isinstance(reply.metrics, Mapping) or len(reply.metrics) > MOST_METRICS:
+        return f"its metrics are not a dict of up to {MOST_METRICS} numbers"
+    for name, value in reply.metrics.items():
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_METRIC or not is_plain_number(value):
+            return f"its metric {safe(repr(name))} is not a number under a name of up to {LONGEST_METRIC} letters"
+    return ""
+
+
+def is_plain_number(value: object) -> bool:
+    """Whether it is a number that floats have, be it NaN."""
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return False
+    return not isinstance(value, str | bytes)
+
+
+def plain_reply(reply: Reply) -> Reply:
+    """The same with numbers as they arrive from another machine."""
+    metrics = {name: float(value) for name, value in reply.metrics.items()}
+    return Reply(send=reply.send, examples=float(reply.examples), metrics=metrics)
 
 
 def one_thread() -> int:

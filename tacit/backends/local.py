@@ -1,6 +1,7 @@
 """All clients one after the other, in this process."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -8,7 +9,7 @@ from tacit.backends.base import Inbox, Outcome, Worker, waves
 from tacit.data.federation import Federation
 from tacit.kept import Census, Kept
 from tacit.method import Stage, Task
-from tacit.payload import Weights
+from tacit.payload import Weights, seal
 from tacit.sides import Moment, Setup
 
 
@@ -25,10 +26,16 @@ class LocalBackend:
         self.inbox.open(len(tasks))
         for number, wave in enumerate(waves(tasks)):
             for place, task in wave:
-                self.inbox.put(place, self.worker.run(stage, moment, number, task))
+                self.inbox.put(place, self._run(stage, moment, number, task))
                 done(len(self.inbox))
         self.census.look(task.client for task in tasks)
         return self.inbox.in_order()
+
+    def _run(self, stage: Stage, moment: Moment, wave: int, task: Task) -> Outcome:
+        """One client behind a wall, as in a process of its own: what it is sent is its own copy, and what it answers
+        is one too, so that nothing it does later reaches it."""
+        outcome = self.worker.run(stage, moment, wave, replace(task, send=seal(task.send)))
+        return replace(outcome, reply=replace(outcome.reply, send=seal(outcome.reply.send)))
 
     def predict_test(self, weights: Weights) -> Tensor:
         return self.worker.predict_test(weights, slice(None))

@@ -8,11 +8,11 @@ from rich.text import Text
 
 from tacit.backends.pool import default_workers
 from tacit.cli.split import show_split
-from tacit.cli.tell import kind_bytes
 from tacit.data.catalogue import SOURCES
 from tacit.data.sources import is_here
 from tacit.engine import Plan, prepare
 from tacit.experiment import Experiment
+from tacit.kinds import parse
 from tacit.pieces.descent import descend, sgd
 from tacit.pieces.train import predict
 from tacit.screen import SafeConsole
@@ -41,7 +41,7 @@ def preview(experiment: Experiment, screen: SafeConsole) -> None:
         asked = plan.setup.participation.count(plan.setup.clients)
         sent = method.weights_bytes(weights, plan.setup.channels)
         down, up = (
-            travel([kind_bytes(kind, sent, len(plan.setup.classes)) for kind in kinds.values()], method.tasks(asked))
+            travel([parse(kind).nbytes(sent, len(plan.setup.classes)) for kind in kinds.values()], method.tasks(asked))
             for kinds in (method.server_sends, method.client_sends)
         )
         effort, tasks = method.effort(plan.setup.train.epochs), method.tasks(asked)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tacit.experiment import resolve
+from tacit.kinds import parse
 from tacit.method import PLACEMENTS, Method, find_method, known_methods
 from tacit.recipes import known_recipes
 from tacit.screen import SafeConsole
@@ -101,26 +102,8 @@ def tell_travel(method: type[Method], experiment: Any, screen: SafeConsole) -> N
     ways = {"goes down": method.server_sends, "goes up": method.client_sends, "stays": method.client_keeps}
     for way, things in ways.items():
         for thing, kind in things.items():
-            table.add_row(way, thing, kind, size_text(kind_bytes(kind, weights, len(dataset.classes))))
+            table.add_row(way, thing, kind, size_text(parse(kind).nbytes(weights, len(dataset.classes))))
     screen.print(table)
-
-
-def kind_bytes(kind: str, weights: int, classes: int) -> int | None:
-    """The size of a declared thing, if its kind tells.
-
-    >>> kind_bytes("[K,K]", weights=1000, classes=10), kind_bytes("weights", 1000, 10), kind_bytes("any", 1000, 10)
-    (400, 1000, None)
-    """
-    if kind == "weights":
-        return weights
-    if kind == "number":
-        return 8
-    if kind.startswith("["):
-        size = 4
-        for part in kind.strip("[]").split(","):
-            size *= classes if part == "K" else int(part)
-        return size
-    return None
 
 
 def tell_recipes(screen: SafeConsole) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tacit.method import Method, Reply, Stage, Task, mean_model
 from tacit.methods._generator import GDGM
+from tacit.methods._pseudo import mean_figure
 from tacit.nets.unet import UNet, require_diffusers
 from tacit.payload import Payload, tensor_in, weights_in
 from tacit.pieces.aggregate import residual
@@ -79,7 +80,7 @@ class Diffusion(GDGM, Method):
         if not any(reply.examples for reply in replies):
             return {**state, "held": held}
         unet = mean_model(replies, name="unet")  # Eq. 9
-        hub.note(denoising_loss=sum(r.metrics["denoising_loss"] for r in replies) / len(replies))
+        hub.note(denoising_loss=mean_figure(replies, "denoising_loss"))
         ema = residual(weights_in(state, "ema"), unet, ema_decay(self.ema, hub.round)) if hub.round else unet
         return {"unet": unet, "ema": ema, "held": held}
 

@@ -1,5 +1,6 @@
 """The generator of DDRFed's GDGM: its options, its U-Net, and how images are drawn with it."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -33,6 +34,10 @@ class GDGM:
     generation_rounds: Annotated[AtLeastOne, "parts in which images are drawn and dealt"] = 50
     sampler: Annotated[Sampler, "ddpm as published, or ddim: fewer steps will do"] = "ddpm"
     sampling_steps: Annotated[int, Field(ge=1, le=STEPS), "steps from noise to an image"] = STEPS
+
+    def most_examples(self, images: int, largest: int) -> float:
+        """The generated images that it is dealt count too, ψ for each that the clients hold on average."""
+        return images + math.ceil(self.psi * largest)
 
     def unet(self, channels: int, weights: Weights) -> UNet:
         """The U-Net with these weights, its own copy."""

@@ -53,7 +53,7 @@ class CBAFed(Method):
     )
     placements: ClassVar = ("some-clients", "clients", "server")
     server_sends: ClassVar = {"model": "weights", "thresholds?": "[K]", "shares?": "[K]"}
-    client_sends: ClassVar = {"model": "weights", "counts": "[K]"}
+    client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
     client_keeps: ClassVar = {"momentum?": "any"}
     presets: ClassVar = {  # what the paper sets otherwise (SGD, rate, batch, clip) are tacit's defaults
         "paper": {"rounds": 500, "net.name": "resnet18", "net.norm": "bn", "views.weak": "resize-crop"},
@@ -65,6 +65,9 @@ class CBAFed(Method):
 
     def effort(self, epochs: int) -> tuple[int, int]:
         return self.labeled_epochs or epochs, epochs
+
+    def most_examples(self, images: int, largest: int) -> float:
+        return images * max(1.0, self.labeled_boost)
 
     def before(self) -> tuple[Stage, ...]:
         changes = {"labeled_epochs": self.warmup_epochs, "residual_server": self.residual_client, "warmup": 0}  # Eq. 3

@@ -54,7 +54,7 @@ class DDRFed(GDGM, Method):
     )
     placements: ClassVar = ("some-clients", "clients", "server")
     server_sends: ClassVar = {"model": "weights", "shares": "[K]"}
-    client_sends: ClassVar = {"model": "weights", "counts": "[K]"}
+    client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
     client_keeps: ClassVar = {"dema?": "any", "generated?": "any"}
     presets: ClassVar = {  # what the paper sets otherwise (SGD, rate, batch) are tacit's defaults
         "paper": {"rounds": 500, "net.name": "resnet18", "net.norm": "bn", "views.strong": "ssl"},

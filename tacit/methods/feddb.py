@@ -50,7 +50,7 @@ class FedDB(Method):
         "Zhu et al., Estimating before Debiasing: A Bayesian Approach to Detaching Prior Bias in Federated "
         "Semi-Supervised Learning, IJCAI 2024"
     )
-    client_sends: ClassVar = {"model": "weights", "app_u": "[K]", "app_u_before?": "[K]"}
+    client_sends: ClassVar = {"model": "weights", "app_u": "distribution[K]", "app_u_before?": "distribution[K]"}
     client_keeps: ClassVar = {"momentum?": "weights"}
     presets: ClassVar = {
         "paper": {"train.epochs": 5, "train.weight_decay": 0.0, "train.clip": 0.0},
@@ -131,7 +131,8 @@ class FedDB(Method):
             hub.note(imbalance=imbalance(app_u, weights), imbalance_if_equal=imbalance(app_u[trained], equal))
         hub.note(client_weights=weights, app_u=app_u)
         if self.trace:
-            hub.note(app_u_before=torch.stack([reply.tensor("app_u_before") for reply in replies]))
+            before = [reply.tensor("app_u_before") for reply in replies if "app_u_before" in reply.send]
+            hub.note(app_u_before=torch.stack(before) if len(before) == len(replies) else math.nan)
         return {**state, "model": hub.finetune(weights_in(state, "model"))}
 
     def _step(self, state: Payload, mean: Weights) -> Payload:

@@ -50,7 +50,7 @@ class FedIRM(Method):
     )
     placements: ClassVar = ("some-clients", "clients", "server")
     server_sends: ClassVar = {"model": "weights", "relation": "[K,K]"}
-    client_sends: ClassVar = {"model": "weights", "relation?": "[K,K]"}
+    client_sends: ClassVar = {"model": "weights", "relation": "distributions[K,K] if labeled"}
     client_keeps: ClassVar = {"teacher?": "weights"}
     presets: ClassVar = {
         "paper": {"rounds": 180, "net.name": "resnet18", "net.norm": "bn"},

@@ -43,7 +43,7 @@ class FedMatch(Method):
         "Jeong et al., Federated Semi-Supervised Learning with Inter-Client Consistency & Disjoint Learning, ICLR 2021"
     )
     server_sends: ClassVar = {"sigma": "weights", "psi": "weights", "helpers?": "any"}
-    client_sends: ClassVar = {"sigma?": "weights", "psi?": "weights"}
+    client_sends: ClassVar = {"sigma": "weights if labeled", "psi": "weights if unlabeled"}
     presets: ClassVar = {
         "paper": {"train.lr": 1e-3, "train.momentum": 0.0, "train.weight_decay": 1e-4, "train.clip": 0.0}
         | {"train.batch": 10, "train.epochs": 1, "views.weak": "none"},

@@ -33,7 +33,7 @@ class FedRGD(FixMatch):
         "Zhang et al., Improving Semi-supervised Federated Learning by Reducing the Gradient Diversity of Models, "
         "IEEE Big Data 2021"
     )
-    client_sends: ClassVar = {"model": "weights", "unlabeled": "number"}  # 0: a fully labelled client
+    client_sends: ClassVar = {"model": "weights", "unlabeled": "count"}  # 0: a fully labelled client
     presets: ClassVar = {
         "paper": {"net.norm": "gn"},
         "released": {"start": "group", "train.nesterov": True, "train.weight_decay": 1e-4, "train.schedule": "cosine"}

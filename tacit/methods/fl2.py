@@ -41,7 +41,7 @@ class FL2(SemiFL):
     citation: ClassVar[str] = (
         "Lee et al., (FL)²: Overcoming Few Labels in Federated Semi-Supervised Learning, NeurIPS 2024"
     )
-    client_sends: ClassVar = {"model": "weights", "status": "number"}
+    client_sends: ClassVar = {"model": "weights", "status": "share"}
     presets: ClassVar = {
         "paper": {"train.batch": 32, "train.epochs": 5, "train.nesterov": True, "train.schedule": "cosine"}
         | {"train.clip": 0.0, "net.norm": "bn", "net.bn": "static"},

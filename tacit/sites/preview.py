@@ -12,6 +12,7 @@ from tacit.backends.base import Worker
 from tacit.backends.flower import Federated
 from tacit.data.party import Facts, facts_of, read_facts
 from tacit.engine import stages_of
+from tacit.errors import TacitError
 from tacit.experiment import Experiment
 from tacit.kept import Kept
 from tacit.method import Reply, Stage
@@ -71,7 +72,10 @@ def replies(site: Site, experiment: Experiment, facts: Facts) -> list[tuple[Stag
             past[stage.name] = state
             if tasks:
                 moment = Moment(stage.name, 0, stage.rounds, len(found))
-                found.append((stage, worker.run(stage, moment, 0, tasks[0]).reply))
+                outcome = worker.run(stage, moment, 0, tasks[0])
+                if outcome.fault:
+                    raise TacitError(f"Stage '{stage.name}' would send nothing: {outcome.fault}.")
+                found.append((stage, outcome.reply))
     return found
 
 

@@ -103,10 +103,10 @@ class Site:
         task = Task(ask.client, payload.from_bytes(content), ask.group)
         if ask.wave == 0:
             worker.kept.forget(ask.step)
-        reply = worker.run(stage, moment, ask.wave, task).reply
-        undeclared = set(reply.send) - {name.removesuffix("?") for name in stage.method.client_sends}
-        if undeclared:
-            raise Refusal(f"the method wants to send {', '.join(sorted(undeclared))}, which it does not declare")
+        outcome = worker.run(stage, moment, ask.wave, task)
+        if outcome.fault:
+            raise Refusal(outcome.fault)
+        reply = outcome.reply
         data = sent(reply)
         self._note(ask, reply, len(data))
         names = ", ".join(f"{name} {size}" for name, size in content_of(reply).items())

@@ -1,0 +1,198 @@
+"""Clients that do what they must not, on every backend: the same result, or the same refusal, everywhere.
+
+And replies drawn at random for every method: none of them ends a run or leaves a model that is none.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_sites import Here
+
+from runs import digest
+from tacit import payload
+from tacit.backends import LocalBackend
+from tacit.data.federation import Federation
+from tacit.engine import Silence, prepare, run_experiment
+from tacit.experiment import Experiment, resolve
+from tacit.kept import Kept
+from tacit.method import Task
+from tacit.payload import Payload
+from tacit.pieces.train import weights_of
+from tacit.record import Run
+from tacit.sides import Moment
+from tacit.sites.jobs import Job
+from tacit.sites.rehearse import write_parties
+from tacit.sites.server import run_at_sites
+from tacit.sites.site import Settings, Site
+
+HOSTILE = '''
+"""FedAvg with clients that do what they must not: which harm is done is the client's number."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from tacit.method import Reply
+from tacit.methods.fedavg import FedAvg
+from tacit.payload import weights_in
+
+HARM = [
+    "honest", "change the task", "alias", "send the task", "send the net", "gradients",
+    "views", "name", "list", "str", "None", "object", "complex", "sparse", "meta", "bool", "huge int", "deep",
+    "inner name", "no dict", "examples", "examples text", "examples true", "metric", "metrics", "missing", "float64",
+]
+ALIAS = []
+
+
+@dataclass(frozen=True)
+class Hostile(FedAvg):
+    client_sends: ClassVar = {"model": "weights", "extra?": "any"}
+
+    def client_train(self, task, kept, me):
+        harm = HARM[me.number]
+        model = weights_in(task.send, "model")
+        net = me.model(model)
+        if harm == "change the task":
+            for tensor in model.values():
+                tensor.zero_()
+            task.send["more"] = 1
+        if harm == "alias" and ALIAS:  # of the round before
+            for tensor in ALIAS.pop().values():
+                tensor.fill_(1000)
+        if harm == "send the net":
+            return Reply(send={"model": net.state_dict()}, examples=len(me.shard.labeled))
+        if harm == "send the task":
+            return Reply(send=task.send, examples=len(me.shard.labeled))
+        reply = super().client_train(task, kept, me)
+        sent = dict(weights_in(reply.send, "model"))
+        if harm == "alias":
+            ALIAS.append(sent)
+        if harm == "gradients":
+            sent = {name: t.requires_grad_(t.is_floating_point()) for name, t in sent.items()}
+        if harm == "views":  # all of one storage, with strides
+            sent = {name: torch.stack([t, t], dim=-1)[..., 0] for name, t in sent.items()}
+        if harm == "missing":
+            sent.popitem()
+        if harm == "float64":
+            sent = {name: t.double() for name, t in sent.items()}
+        if harm == "no dict":
+            return replace(reply, send=[1, 2])
+        if harm == "examples":
+            return replace(reply, examples=1e300)
+        if harm == "examples text":
+            return replace(reply, examples="many")
+        if harm == "examples true":
+            return replace(reply, examples=torch.ones(3))
+        if harm == "metric":
+            return replace(reply, metrics={"loss": "low"})
+        if harm == "metrics":
+            return replace(reply, metrics={"loss": 10**400})
+        odd = {
+            "list": [1, 2], "str": "x", "None": None, "object": object(), "complex": torch.tensor([1j]),
+            "sparse": torch.eye(3).to_sparse(), "meta": torch.zeros(2, device="meta"), "huge int": 10**400,
+            "deep": {"a": {"b": torch.zeros(1)}}, "bool": torch.ones(3, dtype=torch.bool),
+            "inner name": {7: torch.zeros(1)},
+        }
+        if harm in odd:
+            return replace(reply, send={"model": sent, "extra": odd[harm]})
+        if harm == "name":
+            return replace(reply, send={"model": sent, "undeclared": 1})
+        return replace(reply, send={"model": sent})
+'''
+HARM: list[str] = eval(HOSTILE.split("HARM = ")[1].split("\nALIAS")[0])
+TAKEN = {"honest", "change the task", "alias", "send the task", "send the net", "gradients", "views", "bool"}
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """A client for each harm, and two rounds. Training is short: what is tested is what travels."""
+    file = tmp_path_factory.mktemp("method") / "hostile.py"
+    file.write_text(HOSTILE)
+    small = {"data.subset": 400, "data.test_subset": 40, "data.min_size": 1, "train.epochs": 1, "data.partition": "iid"}
+    more = {"data.placement": "clients", "rounds": 2, "data.clients": len(HARM), "data.labels": 100}
+    return resolve({"method.name": str(file), "method.preset": "smoke"}, more, small)
+
+
+@pytest.fixture(scope="module")
+def local(hostile: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_experiment(hostile, tmp_path_factory.mktemp("local") / "run")
+
+
+def outcome(run: Run) -> list[tuple[list[int], list[tuple[int, str]], float]]:
+    """Who answered, who was refused and why, and how good the model was then: by round."""
+    return [
+        (
+            record["answered"],
+            [(one["client"], one["why"].split("refused: ")[-1].split(", more than")[0]) for one in record["refused"]],
+            record["loss"],
+        )
+        for record in run.records
+    ]
+
+
+def test_a_bad_reply_is_refused_and_named_and_the_run_goes_on(local: Run) -> None:
+    for record in local.records:
+        assert {HARM[client] for client in record["answered"]} == TAKEN
+        assert {HARM[one["client"]] for one in record["refused"]} == set(HARM) - TAKEN
+        assert record["skipped"] == ""
+    assert all(torch.isfinite(tensor).all() for tensor in local.weights.values())
+
+
+def copies(parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in payload.tensors(parts)}
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_a_client_changes_reaches_neither_the_server_nor_earlier_replies(
+    hostile: Experiment, tmp_path: Path
+) -> None:
+    plan = prepare(hostile)
+    federation = Federation(plan.dataset, plan.split, plan.setup.device)
+    backend = LocalBackend(plan.setup, federation, Kept(tmp_path / "kept"))
+    state: Payload = {"model": weights_of(plan.setup.build(torch.Generator().manual_seed(0)))}
+    first, replies = copies(state), []
+    for number in range(2):
+        tasks = [
+            Task(HARM.index(harm), state) for harm in ("change the task", "alias", "send the task", "send the net")
+        ]
+        outcomes = backend.run(plan.stages[0], Moment("main", number, 2, number), tasks, lambda done: None)
+        assert not any(one.fault for one in outcomes)
+        replies += [(one.reply.send, copies(one.reply.send)) for one in outcomes]
+        assert list(state) == ["model"]
+        assert same(copies(state), first)
+    assert all(same(copies(send), then) for send, then in replies)
+    for number in (2, 6):  # of the task that was sent back, nothing but what came back
+        assert same(replies[number][1], first)
+
+
+def test_the_pool_says_the_same(local: Run, hostile: Experiment, tmp_path: Path) -> None:
+    pool = run_experiment(resolve(hostile.to_dict(), {"backend.name": "pool", "backend.workers": 2}), tmp_path / "run")
+    assert outcome(pool) == outcome(local)
+    assert digest(pool) == digest(local)
+
+
+def test_ray_says_the_same(local: Run, hostile: Experiment, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        changes = {"backend.name": "ray", "backend.workers": 1}
+        assert outcome(run_experiment(resolve(hostile.to_dict(), changes), tmp_path / "run")) == outcome(local)
+    finally:
+        ray.shutdown()
+
+
+def test_sites_say_the_same(local: Run, hostile: Experiment, tmp_path: Path) -> None:
+    write_parties(prepare(hostile), tmp_path / "parties")
+    own = (Path(hostile.method["name"]),)
+    names = [f"site-{client}" for client in range(len(HARM))]
+    sites = {name: Site(Settings(name, tmp_path / "parties" / name, tmp_path / name, own)) for name in names}
+    changes = {"data.name": str(tmp_path / "parties" / "server"), "backend.name": "flower"}
+    job = Job(resolve(hostile.to_dict(), changes).to_dict(), str(tmp_path / "run"), tuple(sites))
+    assert outcome(run_at_sites(job, Here(sites), Silence())) == outcome(local)
