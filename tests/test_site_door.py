@@ -629,6 +629,24 @@ def test_a_site_is_left_out_for_good_and_numbers_stay(parties: Path, tmp_path: P
     assert roster_of(run.folder).labeled == (0, 1, 2)  # what it said earlier stays
 
 
+def test_a_run_goes_back_and_on_without_the_site_that_poisoned_it(parties: Path, tmp_path: Path) -> None:
+    """As if the site had been left out from that round on: the same model, though it took part in the meantime."""
+    job = job_of(parties, tmp_path / "one", rounds=4)
+    stop_after(1, job, Here(make_sites(parties, tmp_path / "one")))
+    clean = run_at_sites(
+        replace(job, resume=True, without=("site-1",)), Here(make_sites(parties, tmp_path / "one")), Silence()
+    )
+    job = job_of(parties, tmp_path / "two", rounds=4)
+    stop_after(2, job, Here(make_sites(parties, tmp_path / "two")))
+    assert Run(tmp_path / "two" / "run").records[1]["answered"] == [0, 1, 2]
+    with pytest.raises(TacitError, match="cannot go back to round 9"):
+        run_at_sites(replace(job, resume=True, from_round=9), Here(make_sites(parties, tmp_path / "two")), Silence())
+    back = replace(job, resume=True, from_round=1, without=("site-1",))
+    again = run_at_sites(back, Here(make_sites(parties, tmp_path / "two")), Silence())
+    assert [record["answered"] for record in again.records] == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
+    assert all(torch.equal(tensor, clean.weights[name]) for name, tensor in again.weights.items())
+
+
 def test_who_cannot_be_left_out_is_told(parties: Path, tmp_path: Path) -> None:
     job = job_of(parties, tmp_path, rounds=2)
     with pytest.raises(TacitError, match=r"--without and --from-round are for going on with a run"):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacit.cli.app import Set, console, layers
+from tacit.cli.app import FromRound, Set, console, layers
 from tacit.errors import TacitError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
@@ -172,6 +172,7 @@ def run(
     without: Annotated[
         str, typer.Option(help="with --resume: sites that are not asked any more, as in a,b (the run remembers it)")
     ] = "",
+    from_round: FromRound = None,
     home: Home = SERVER,
 ) -> None:
     """Run an experiment over the sites that have joined. For the server's own machine."""
@@ -208,6 +209,7 @@ def run(
         int(largest_reply * 1e6),
         found.insecure,
         without=tuple(without.split(",")) if without else (),
+        from_round=from_round,
     )
     roster_for(job)  # who cannot be left out is told here, before the server's process starts
     again = _again(recipe, set_, data, folder, sites, home)

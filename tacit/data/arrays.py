@@ -192,7 +192,7 @@ def check_class_names(names: Sequence[str], where: str) -> None:
 def invalid_name(name: str) -> str:
     """Why this cannot be the name of a class; '' if it can.
 
-    >>> invalid_name("cat"), invalid_name("c\0t"), invalid_name(" ")
+    >>> invalid_name("cat"), invalid_name("c\\0t"), invalid_name(" ")
     ('', 'holds the character NUL', 'is empty')
     """
     if "\0" in name:

@@ -27,7 +27,7 @@ from tacit.errors import TacitError
 from tacit.experiment import Experiment, resolve
 from tacit.method import Method
 from tacit.payload import write_atomically
-from tacit.record import OpenRun, Run, check_same
+from tacit.record import OpenRun, Run, check_same, roll_back
 from tacit.sides import Moment
 from tacit.sites.accept import method_file
 from tacit.sites.jobs import HOME, Diary, Job, job_path
@@ -165,6 +165,8 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
     roster, done = roster_for(job), 0
     if job.resume and (out / "experiment.toml").is_file():
         check_same(out, experiment)
+        if job.from_round is not None:
+            roll_back(out, job.from_round)
         done = len(Run(out).records)
     path = Path(experiment.data.name)
     facts = facts_of(path, experiment.data.image_size)

@@ -110,6 +110,7 @@ class Site:
         moment = Moment(ask.stage, ask.round, ask.rounds, ask.step)
         task = Task(ask.client, payload.from_bytes(content, Limits(total=self.settings.largest)), ask.group)
         if ask.wave == 0:
+            worker.kept.go_back(ask.step)  # of this round or later: the server went back, and they are run again
             worker.kept.forget(ask.step)
         outcome = worker.run(stage, moment, ask.wave, task)
         if outcome.fault:
