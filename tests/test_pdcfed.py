@@ -15,7 +15,6 @@ from runs import World, client, hub, world_of
 from tacit.errors import TacitError
 from tacit.experiment import resolve
 from tacit.method import Reply, Task
-from tacit.methods import pdcfed
 from tacit.methods.pdcfed import (
     PDCFed,
     agreement,
@@ -24,7 +23,7 @@ from tacit.methods.pdcfed import (
     two_stage_labels,
     usualness,
 )
-from tacit.payload import Payload, Weights, tensor_in, weights_in
+from tacit.payload import Weights, tensor_in, weights_in
 from tacit.record import Run
 from tacit.sides import Client
 
@@ -195,13 +194,13 @@ def test_an_unlabelled_client_goes_on_where_it_stopped(here: World, weights: Wei
 def test_rates_and_epochs(here: World, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels alone: so many epochs at train.lr; unlabelled images: train.epochs at unlabeled_lr."""
     rates: list[float] = []
-    original = pdcfed.optimizer_with
+    original = Client.optimizer
 
-    def watched(kept: Payload, model: nn.Module, me: Client, rate: float) -> torch.optim.SGD:
-        rates.append(rate)
-        return original(kept, model, me, rate)
+    def watched(me: Client, model: nn.Module, lr: float | None = None, momentum: Weights | None = None) -> Any:
+        rates.append(me.learning_rate if lr is None else lr)
+        return original(me, model, lr, momentum)
 
-    monkeypatch.setattr(pdcfed, "optimizer_with", watched)
+    monkeypatch.setattr(Client, "optimizer", watched)
     passes: list[int | None] = []
     fit_labeled = Client.fit_labeled
     monkeypatch.setattr(
