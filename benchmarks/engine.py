@@ -5,21 +5,28 @@ in and out of each client, checks, the mean, the checkpoint on disk.
 *By difference*: a real round against a bare one, a loop over the same clients with the same images, views and steps
 and the same evaluation, which copies no weights out, folds nothing, checks nothing and writes nothing. Honest, but
 the noise of the machine is larger than what is measured.
+*The digests*: what the same real rounds spend on the digest of the checkpoint and on the line in the manifest.
 """
 
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from benchmarks.running import open_rounds
 from benchmarks.timing import Row, interleaved, single_thread, spread
+from tacit import payload
 from tacit.data.federation import Federation
 from tacit.engine import Plan, prepare
 from tacit.experiment import resolve
+from tacit.kept import Kept
+from tacit.manifest import Manifest
 from tacit.method import Reply, Task
 from tacit.methods.fedavg import FedAvg
 from tacit.payload import Payload, weights_in
@@ -71,6 +78,29 @@ class Idle(FedAvg):
         return Reply(send={"model": me.weights(model)}, examples=1)
 
 
+@contextmanager
+def timed_digests(spent: list[float]) -> Iterator[None]:
+    """Add up the seconds of all that the manifest costs a round: digests, the look at what clients kept, the line."""
+
+    def timed(work: Callable[..., Any]) -> Callable[..., Any]:
+        def with_clock(*given: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return work(*given, **named)
+            finally:
+                spent[-1] += time.perf_counter() - started
+
+        return with_clock
+
+    spent.append(0.0)
+    with (
+        mock.patch.object(payload, "_digest", timed(payload._digest)),
+        mock.patch.object(Kept, "written", timed(Kept.written)),
+        mock.patch.object(Manifest, "append", timed(Manifest.append)),
+    ):
+        yield
+
+
 def measure(changes: Mapping[str, Any] | None = None, times: int = 3) -> list[Row]:
     plan = prepare(resolve(SETTINGS, changes or {}))
     idle_plan = prepare(resolve(SETTINGS, changes or {}, {"data.test_subset": 10}))
@@ -82,14 +112,22 @@ def measure(changes: Mapping[str, Any] | None = None, times: int = 3) -> list[Ro
         open_rounds(plan, Path(folder, "run")) as rounds,
         open_rounds(idle_plan, Path(folder, "idle"), Idle()) as idle,
     ):
-        works = {"bare": lambda: bare_round(plan, federation, net), "ours": rounds.next, "idle": idle.next}
+        digests: list[float] = []
+
+        def ours() -> None:
+            with timed_digests(digests):
+                rounds.next()
+
+        works = {"bare": lambda: bare_round(plan, federation, net), "ours": ours, "idle": idle.next}
         idle.next()  # the first one builds the net
         spent = interleaved(works, times, warm_up=False)
-    ours = sorted(one.wall for one in spent["ours"])[times // 2]
+    seconds = sorted(one.wall for one in spent["ours"])[times // 2]
     idling = [100 * i.wall / o.wall for i, o in zip(spent["idle"], spent["ours"], strict=True)]
+    digesting = [100 * d / o.wall for d, o in zip(digests, spent["ours"], strict=True)]
     differences = [100 * (1 - b.cpu / o.cpu) for b, o in zip(spent["bare"], spent["ours"], strict=True)]
-    what = f"{len(federation.split.clients)} clients, FedAvg, {ours:.1f} s a round"
+    what = f"{len(federation.split.clients)} clients, FedAvg, {seconds:.1f} s a round"
     return [
         spread("share of a round that is the engine's, wall, by idling", idling, "%", at_most=3.0, note=what),
-        spread("the same in CPU time, by difference from bare training", differences, "%", note=what),
+        spread("share of a round for digests and the manifest, wall", digesting, "%", at_most=1.0, note=what),
+        spread("the engine's share in CPU time, by difference from bare training", differences, "%", note=what),
     ]

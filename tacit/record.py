@@ -199,6 +199,9 @@ def _read_experiment(path: Path) -> Experiment | None:
     try:
         settings = read_toml(path)
         return resolve(settings) if settings else None
+    except PermissionError:  # it may be as it was written: nobody replaces it
+        with told(path, "read"):
+            raise
     except (TacitError, OSError):
         return None
 
