@@ -17,6 +17,7 @@ from tacit import kinds, payload, seeds
 from tacit.backends import Backend, LocalBackend, Outcome, PoolBackend
 from tacit.backends.base import one_thread
 from tacit.backends.pool import default_workers
+from tacit.checks import check_run, check_settings
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation, load_dataset, make_setup
 from tacit.data.split import Split, load_split, make_split, warnings
@@ -26,7 +27,7 @@ from tacit.experiment import Experiment
 from tacit.kept import Kept
 from tacit.kinds import Party
 from tacit.machine import change_of_type, cpu_type
-from tacit.method import Reply, Stage, Task
+from tacit.method import Method, Reply, Stage, Task
 from tacit.payload import Payload, Weights
 from tacit.pieces.train import predict
 from tacit.record import OpenRun, Run, check_same, saved_split
@@ -64,6 +65,9 @@ class Silence:
     def finish(self, summary: Mapping[str, Any]) -> None: ...
 
 
+LONGEST_REASON = 500  # characters of why a reply was refused
+
+
 @dataclass(frozen=True)
 class Plan:
     """All that is known before the first round: nothing has been trained or written yet."""
@@ -84,9 +88,9 @@ class Plan:
         return sum(stage.rounds for stage in self.stages)
 
 
-def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
-    """The stages of an experiment: what its method wants before, then the method itself."""
-    method = experiment.build_method()
+def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple[Stage, ...]:
+    """The stages of an experiment: what its method wants before, then the method itself (of this class, if given)."""
+    method = experiment.build_method(kind)
     stages = (*method.before(), Stage("main", method, experiment.rounds))
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
@@ -99,6 +103,8 @@ def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
 
 def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool = True) -> Plan:
     """Load the data, draw (or load) the split, and check everything that can be checked before work."""
+    stages = stages_of(experiment)
+    check_settings(experiment, saved_split)
     dataset = load_dataset(experiment.data, fetch)
     if saved_split is not None and saved_split.is_file():
         split = load_split(saved_split)
@@ -108,12 +114,13 @@ def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool
     setup = make_setup(experiment, dataset, split)
     setup.build()  # a net that does not fit the images says so now
     held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
-    return Plan(experiment, stages_of(experiment), dataset, split, setup, tuple(warnings(split, dataset)), held)
+    return Plan(experiment, stages, dataset, split, setup, tuple(warnings(split, dataset)), held)
 
 
 def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, watcher: Watcher | None = None) -> Run:
     """Run an experiment into a folder, or go on with the run that is there. Returns the finished run."""
     watcher = watcher or Silence()
+    check_run(experiment, out)
     if resume:
         check_same(out, experiment)  # before any data is loaded
     return run_plan(prepare(experiment, saved_split(out) if resume else None), out, _backend, resume, watcher)
@@ -123,6 +130,9 @@ def run_plan(
     plan: Plan, out: Path, make_backend: Callable[[Plan, OpenRun], Backend], resume: bool, watcher: Watcher
 ) -> Run:
     """Run what was prepared, on the backend that is made for it, into a folder or on with the run that is there."""
+    if not (out / "summary.json").is_file():  # a finished run is only read
+        for stage in plan.stages:
+            stage.method.check_installed()
     folder = OpenRun(out, plan.experiment, resume)
     try:
         folder.recover(plan.split)
@@ -148,11 +158,6 @@ def _backend(plan: Plan, folder: OpenRun) -> Backend:
     settings = plan.experiment.backend
     federation = Federation(plan.dataset, plan.split, plan.setup.device)
     workers = settings.workers or default_workers()
-    if settings.name == "flower":
-        raise TacitError(
-            "backend.name = 'flower' means real sites, and those are run with `tacit site run` (docs/sites.md). To "
-            "simulate them here, write backend.name = 'pool'."
-        )
     if settings.name == "ray":
         from tacit.backends.ray import RayBackend  # an extra of its own
 
@@ -284,6 +289,7 @@ class Engine:
             why = why or flaw(
                 stage.method.client_sends, task, outcome.reply, state, len(self.plan.setup.classes), party
             )
+            why = safe(why, LONGEST_REASON)  # it may quote names of a client's own making
             if why:
                 refused.append({"client": task.client, "why": why})
             else:

@@ -88,12 +88,12 @@ class Limits:
     """How much of a payload from elsewhere is looked at; more is refused before anything is made of it."""
 
     total: int = 1 << 34  # bytes in all
-    header: int = 1 << 24  # bytes of names, shapes and numbers
+    header: int = 1 << 20  # bytes of names, shapes and numbers: some eight thousand tensors
     tensors: int = 1 << 16
     axes: int = 8  # of one tensor
 
 
-NO_STRANGER = Limits()  # for files that this process or its own kind wrote
+NO_STRANGER = Limits(header=1 << 24)  # for files that this process or its own kind wrote
 
 
 def tensors(payload: Mapping[str, Value]) -> Iterator[tuple[str, Tensor]]:
@@ -346,7 +346,7 @@ def from_bytes(data: bytes, limits: Limits = NO_STRANGER) -> Payload:
         check(payload)
     except (SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
         # RuntimeError: torch's on impossible shapes, and Python's own RecursionError on deep nesting.
-        raise TacitError(f"These bytes are not a payload of tacit ({error}). They were not used.") from error
+        raise TacitError(f"These bytes are not a payload of tacit ({safe(error, 300)}). They were not used.") from error
     return payload
 
 
@@ -394,8 +394,7 @@ def read_with_digest(path: Path) -> tuple[Payload, str]:
     data = read_bytes(path)
     try:
         content = from_bytes(data)
-        flat, header = _parts(content)
-        found = _digest(flat, header["order"])
+        found = content_digest(content)
         if _stored_digest(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])) not in (found, ""):
             raise TacitError("its content is not what was written")
     except TacitError as error:
@@ -411,6 +410,12 @@ def digest_in(path: Path) -> str:
             return _stored_digest(json.loads(file.read(min(length, NO_STRANGER.header))))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise TacitError(f"{path} is damaged or is not tacit's: {error}") from error
+
+
+def content_digest(payload: Mapping[str, Value]) -> str:
+    """The digest that a file with this payload has."""
+    flat, header = _parts(payload)
+    return _digest(flat, header["order"])
 
 
 def _stored_digest(header: dict[str, Any]) -> str:
@@ -449,7 +454,7 @@ def difference(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str
         if tensor.dtype != like.dtype:
             return f"{name} is {tensor.dtype}, expected {like.dtype}"
     extra = next((name for name in got if name not in expected), "")
-    return f"{extra} was not expected" if extra else ""
+    return f"{safe(extra)} was not expected" if extra else ""
 
 
 def first_not_finite(payload: Mapping[str, Value]) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from tacit.errors import TacitError
 from tacit.record import Run
+from tacit.text import safe
 
 MOST_CLASSES = 12  # more lines than that nobody can tell apart
 
@@ -65,7 +66,7 @@ def _by_class(panel: Any, step: np.ndarray, rounds: list[dict[str, Any]], names:
 
 
 def _class_names(run: Run) -> list[str]:
-    from tacit.use.model import DESCRIPTION, Description
+    from tacit.use.model import read_description
 
-    path = run.folder / DESCRIPTION
-    return list(Description.from_json(path.read_text()).classes) if path.is_file() else []
+    found = read_description(run.folder)
+    return [safe(name, 40).replace("$", r"\$") for name in found.classes] if found else []  # $ would be mathematics

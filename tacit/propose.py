@@ -1,14 +1,16 @@
 """From a look at somebody's images to an experiment that fits them, as TOML with a reason beside each choice."""
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+import tomli_w
 
 from tacit.data.folder_report import FolderReport, Item
 from tacit.data.images import RULE
 from tacit.data.own import SERVER
 from tacit.data.placement import fitting_placements
+from tacit.text import safe
 
 PASSES = 60_000  # images trained on in all: some minutes on a CPU with small images and the small net
 WARM_UP = 60 * 32  # labelled images that a party trains on in a round of the warm-up: 60 steps
@@ -58,7 +60,7 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
     placement = "server" if clients else fitting_placements(at_server, [(p.labeled, p.unlabeled) for p in sites])[0]
     method = "fixmatch" if unlabeled else "fedavg"
     rounds = min(max(PASSES // max(labeled + unlabeled, 1), LEAST_ROUNDS), MOST_ROUNDS)
-    given = [f'"{party.name}" {party.labeled:,}' for party in held if party.labeled]
+    given = [f'"{safe(party.name, 60)}" {party.labeled:,}' for party in held if party.labeled]
     held_out = not report.has_test
     test_images = labeled // HELD_OUT_SHARE if held_out else sum(p.test for p in held)
     if clients:
@@ -69,7 +71,7 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
     title = f"{name}: {len(report.classes)} classes, {labeled:,} labels, {unlabeled:,} images without"
     sections = [
         [
-            f"# Written by `tacit init`. Change what you like; `tacit run {name}.toml --dry-run` shows what it means.",
+            f"# Written by `tacit init`. Change what you like; `tacit run {safe(name)}.toml --dry-run` shows it.",
             f"title = {_quoted(title)}",
             "seed = 0",
             _line("rounds", rounds, f"about {PASSES:,} images are trained on in all; more rounds, more time"),
@@ -137,4 +139,4 @@ def _line(key: str, value: object, why: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # a JSON string is a TOML string
+    return tomli_w.dumps({"_": text}).removeprefix("_ = ").rstrip("\n")

@@ -2,10 +2,14 @@
 
 import dataclasses
 import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler
@@ -274,3 +278,25 @@ def test_without_diffusers_it_says_so_before_any_work(
     assert not (tmp_path / "run").exists()
     run = tiny("ddrfed", "some-clients", method__gdgm=False, rounds=1)
     assert [record["stage"] for record in run.records] == ["warm-up", "main"]
+
+
+def test_a_finished_run_is_read_without_diffusers(finished: Run, tmp_path: Path) -> None:
+    """compare, report, evaluate and predict train nothing: on a machine without the library they work."""
+    np.savez(tmp_path / "x.npz", images=np.zeros((2, 8, 8), np.uint8))
+    commands = [
+        ["compare", finished.folder, "--runs", tmp_path / "runs"],
+        ["report", finished.folder, "-o", tmp_path / "report.html"],
+        ["evaluate", finished.folder],
+        ["predict", finished.folder, tmp_path / "x.npz", "-o", tmp_path / "p.csv"],
+        ["resume", finished.folder],
+    ]
+    script = (
+        "import json, sys; sys.modules['diffusers'] = None\n"
+        "from tacit.cli.app import complete\n"
+        "for words in json.loads(sys.argv[1]): complete()(words, standalone_mode=False)"
+    )
+    words = json.dumps([[str(word) for word in command] for command in commands])
+    done = subprocess.run([sys.executable, "-c", script, words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ddrfed" in done.stdout
+    assert (tmp_path / "report.html").is_file()

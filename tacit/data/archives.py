@@ -4,6 +4,7 @@ Members are read straight into memory, so that no archive can write anywhere. On
 an absolute path, a link under a wanted name) is refused as a whole: it is not the file it claims to be.
 """
 
+import gzip
 import lzma
 import struct
 import tarfile
@@ -12,9 +13,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from tacit.errors import TacitError
 
+LEAST_ROOM, MOST_TIMES = 1 << 28, 100
+LARGEST_MEMBER = 1 << 29  # bytes; CIFAR's largest file has 155 million
 # what the standard readers raise on files that are cut short, altered or something else altogether
 BROKEN = (
     *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError),
@@ -61,7 +65,8 @@ def _zip_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[st
                 continue
             if (entry.external_attr >> 28) == 0xA:  # Unix mode: symbolic link
                 raise _hostile(path, entry.filename, "is a link")
-            yield name, archive.read(entry)
+            with archive.open(entry) as file:
+                yield name, at_most(file, f"{path} ({name})")
 
 
 def _tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -73,7 +78,23 @@ def _tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[st
             file = archive.extractfile(entry) if entry.isreg() else None
             if file is None:
                 raise _hostile(path, entry.name, "is a link or a device")
-            yield name, file.read()
+            yield name, at_most(file, f"{path} ({name})")
+
+
+def most_bytes(path: Path) -> int:
+    """How much may be made of a compressed file: pictures and tables do not compress a hundredfold."""
+    return max(LEAST_ROOM, MOST_TIMES * path.stat().st_size)
+
+
+def at_most(file: IO[bytes] | gzip.GzipFile, where: str, most: int = LARGEST_MEMBER) -> bytes:
+    """All of a compressed file, unless it grows beyond what any public data set holds in one file."""
+    content = file.read(most + 1)
+    if len(content) > most:
+        raise TacitError(
+            f"{where} is refused: unpacked it has more than {most:,} bytes, which the official file never has. Nothing "
+            "of it was used. Delete it and get the official file."
+        )
+    return content
 
 
 def _safe_name(path: Path, member: str) -> str:

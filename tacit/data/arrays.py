@@ -1,7 +1,8 @@
 """What a reader hands over before it becomes a `Dataset`, and the sums every source needs."""
 
 import hashlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,9 @@ import numpy as np
 
 from tacit.data.dataset import Dataset
 from tacit.errors import TacitError
+from tacit.text import safe
+
+MOST_CLASSES = 10_000  # as at real sites (tacit.sites.wire)
 
 
 @dataclass(frozen=True)
@@ -166,10 +170,40 @@ def whole_labels(labels: np.ndarray, where: str) -> np.ndarray:
         )
     if labels.dtype.kind not in "iuf" or not np.array_equal(labels, np.trunc(labels)):
         raise TacitError(f"{where} must hold whole numbers (class 0, 1, 2, …; -1: unlabelled), not {labels.dtype}.")
-    whole = labels.astype(np.int64)
-    if len(whole) and whole.min() < -1:
-        raise TacitError(f"{where} holds the label {whole.min()}; the only negative label is -1, unlabelled.")
-    return whole
+    if len(labels) and labels.min() < -1:
+        raise TacitError(f"{where} holds the label {labels.min()}; the only negative label is -1, unlabelled.")
+    if len(labels) and labels.max() >= MOST_CLASSES:
+        raise TacitError(
+            f"{where} holds the label {labels.max()}; there are at most {MOST_CLASSES:,} classes. Number them from 0 "
+            "on without gaps (-1: unlabelled)."
+        )
+    return labels.astype(np.int64)
+
+
+def check_class_names(names: Sequence[str], where: str) -> None:
+    """Refuse names that are none, that two classes share, or that cannot be written down; and too many of them."""
+    if len(names) > MOST_CLASSES:
+        raise TacitError(f"{where} has {len(names):,} classes; there may be at most {MOST_CLASSES:,}.")
+    for name, times in Counter(names).items():
+        if why := invalid_name(name) or ("is there twice" if times > 1 else ""):
+            raise TacitError(f"{where}: the class name '{safe(name)}' {why}. Rename the class.")
+
+
+def invalid_name(name: str) -> str:
+    """Why this cannot be the name of a class; '' if it can.
+
+    >>> invalid_name("cat"), invalid_name("c\\0t"), invalid_name(" ")
+    ('', 'holds the character NUL', 'is empty')
+    """
+    if "\0" in name:
+        return "holds the character NUL"
+    if not name.strip():
+        return "is empty"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "is not text (UTF-8)"
+    return ""
 
 
 def number_groups(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -234,6 +268,7 @@ def check_arrays(arrays: Arrays, where: str) -> None:
     """Refuse what no method could use: empty parts, lengths or shapes that differ, unknown labels, groups that
     lie in both parts."""
     train, test = arrays.train_images, arrays.test_images
+    check_class_names(arrays.classes, where)
     for part, images, labels in (("train", train, arrays.train_labels), ("test", test, arrays.test_labels)):
         if len(images) != len(labels):
             raise TacitError(f"{where}: {len(images)} {part} images but {len(labels)} {part} labels.")

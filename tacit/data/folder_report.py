@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tacit.data.arrays import invalid_name
 from tacit.data.images import LARGEST, RULE, SMALLEST
+from tacit.text import safe
 
 NO_TEST_SET = "no test set was given: 20 % of the labelled images of each class are held out, seeded"
 
@@ -103,6 +105,9 @@ class FolderReport:
             faults.append(f"{len(self.classes) or 'no'} class with images; at least two are needed to tell apart")
         elif not self.has_test and len(labeled) == len(self.classes):
             faults.append("one image for each class: none can be held out to test with")
+        for name in self.classes:
+            if why := invalid_name(name):
+                faults.append(f"the class name '{safe(name)}' {why}: rename the class")
         if self.has_test and not any(item.part == "train" for item in labeled):
             faults.append("no labelled training image")
         if any(item.part == "test" and not item.label for item in self.items):
@@ -137,7 +142,7 @@ class FolderReport:
             more = ", …" if len(self.sizes) > 3 else ""
             said.append(f"sizes are {common}{more}: {RULE.format(size=size)}")
         if self.ignored:
-            said.append(f"not read: {', '.join(self.ignored)}")
+            said.append(f"not read: {', '.join(map(safe, self.ignored))}")
         if disputed := self.disputed:
             said.append(f"the same picture under two labels ({len(disputed)})")
         untrained = [name for name in self.classes if not self.counts("train")[name]]
@@ -150,7 +155,7 @@ class FolderReport:
     @property
     def quarrels(self) -> list[str]:
         """Which pictures lie under two labels, by name: for the screen, not for a note."""
-        pairs = [" = ".join(f"{i.label}/{i.path.name}" for i in twins[:3]) for twins in self.disputed]
+        pairs = [" = ".join(safe(f"{i.label}/{i.path.name}") for i in twins[:3]) for twins in self.disputed]
         return [f"under two labels: {'; '.join(pairs[:3])}{'; …' * (len(pairs) > 3)}"] if pairs else []
 
     @property
@@ -162,13 +167,13 @@ class FolderReport:
         ]
         for name in [*self.classes, *self.empty_classes]:
             split = f"{train[name]:>7} train {test[name]:>7} test" if self.has_test else f"{train[name]:>7}"
-            lines.append(f"  {name:<24}{split}")
+            lines.append(f"  {safe(name):<24}{split}")
         lines += [f"  ✗ {fault}" for fault in (*self.hopeless, *self.bad)]
         lines += [f"  · {remark}" for remark in (*self.remarks(self.size), *self.quarrels)]
         return "\n".join(lines)
 
     def _unreadable(self) -> str:
-        few = ", ".join(f"{path.name} ({why})" for path, why in self.unreadable[:3])
+        few = ", ".join(f"{safe(path.name)} ({safe(why)})" for path, why in self.unreadable[:3])
         return few + (", …" if len(self.unreadable) > 3 else "")
 
 
@@ -182,4 +187,4 @@ def _few(things: list[Path] | list[str]) -> str:
     'a, b, c, …'
     """
     names = [thing.name if isinstance(thing, Path) else thing for thing in things]
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return ", ".join(map(safe, names[:3])) + (", …" if len(names) > 3 else "")

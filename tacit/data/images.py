@@ -1,13 +1,20 @@
 """One image file to one array, by one rule: shorter side to S pixels, then the centre square."""
 
 import hashlib
+import warnings
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from tacit.errors import TacitError
+
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".pnm")
 LARGEST, SMALLEST = 64, 8  # the range of S where nobody asks for a size: enough for the nets, small in memory
+# What Pillow itself warns of: a quarter of a gigabyte as RGB. Larger ones, and those that would become so large when
+# their shorter side is enlarged, are refused before memory is taken for them.
+MOST_PIXELS = 89_478_485
+NARROWEST = 100  # times as long as wide, at most
 RULE = "the shorter side becomes {size} pixels (bicubic), then the centre square is cut out"
 
 
@@ -16,14 +23,35 @@ def open_image(path: Path) -> Image.Image:
 
     Raises whatever Pillow raises on a file that it cannot read.
     """
-    with Image.open(path) as image:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we refuse what Pillow warns of
+        opened = Image.open(path)
+    with opened as image:
+        check_size(image.size)  # the file says how large it is before anything is decoded
         image.load()
         upright = ImageOps.exif_transpose(image)
     if upright.mode == "F":
         raise ValueError("floating-point pixels")
     if upright.mode.startswith("I"):  # 16 bits a pixel: keep the upper eight
-        return Image.fromarray((np.asarray(upright).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+        return Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
     return upright
+
+
+def check_size(size: tuple[int, int]) -> None:
+    """Refuse pictures that are too large, or much too narrow.
+
+    >>> check_size((3_000_000, 1))
+    Traceback (most recent call last):
+    ValueError: 3,000,000×1 pixels: one side is more than 100 times as long as the other; cut it into pieces
+    """
+    width, height = size
+    if width * height > MOST_PIXELS:
+        raise ValueError(f"{width:,}×{height:,} pixels: more than {MOST_PIXELS:,} are not read; make it smaller")
+    if max(size) > NARROWEST * min(size):
+        raise ValueError(
+            f"{width:,}×{height:,} pixels: one side is more than {NARROWEST} times as long as the other; cut it into "
+            "pieces"
+        )
 
 
 def why_unreadable(error: Exception, path: Path) -> str:
@@ -53,8 +81,11 @@ def fingerprint(image: Image.Image) -> bytes:
     >>> fingerprint(Image.new("L", (2, 2), 1)) == fingerprint(Image.new("L", (2, 2), 2))
     False
     """
-    plain = image.convert("L" if is_grey(image) else "RGB")
-    return hashlib.blake2b(f"{plain.mode} {plain.size};".encode() + plain.tobytes(), digest_size=16).digest()
+    mode = "L" if is_grey(image) else "RGB"
+    plain = image if image.mode == mode else image.convert(mode)
+    digest = hashlib.blake2b(f"{plain.mode} {plain.size};".encode(), digest_size=16)
+    digest.update(plain.tobytes())
+    return digest.digest()
 
 
 def square(image: Image.Image, size: int) -> Image.Image:
@@ -67,6 +98,11 @@ def square(image: Image.Image, size: int) -> Image.Image:
         return image
     scale = size / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
+    if width * height > MOST_PIXELS:
+        raise TacitError(
+            f"A picture of {image.width:,}×{image.height:,} pixels would become {width:,}×{height:,}, with {size:,} "
+            f"for its shorter side; at most {MOST_PIXELS:,} pixels are made. Cut it, or lower data.image_size."
+        )
     left, top = (width - size) // 2, (height - size) // 2
     resized = image.resize((width, height), Image.Resampling.BICUBIC)
     return resized.crop((left, top, left + size, top + size))

@@ -11,18 +11,23 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tacit.data.archives import naming
+from tacit.data.archives import most_bytes, naming
 from tacit.data.arrays import Arrays, check_arrays, hold_out, joined_groups, number_groups, to_dataset
 from tacit.data.dataset import Dataset
 from tacit.data.download import Progress, silent
 from tacit.data.folder_report import FolderReport, Item
-from tacit.data.images import ENDINGS, fingerprint, is_grey, open_image, pixels, why_unreadable
+from tacit.data.images import ENDINGS, check_size, fingerprint, is_grey, open_image, pixels, why_unreadable
 from tacit.data.readers import read_npz
 from tacit.errors import TacitError
+from tacit.memory import check_images
 from tacit.seeds import numpy_generator
+from tacit.text import from_csv_cell, safe
 
 HELD_OUT = 0.2
 UNLABELED = "unlabeled"
+COLUMNS = ("path", "label", "split", "group", "site")  # of a table; others are not read
+MOST_ROWS = 5_000_000
+LONGEST_CELL = 131_072  # characters, as in CSV files
 SERVER = "server"  # a site of this name is the server
 
 
@@ -135,7 +140,7 @@ def inspect_npz(path: Path, progress: Progress = silent) -> FolderReport:
     most = int(max(arrays.train_labels.max(initial=-1), arrays.test_labels.max(initial=-1)))
     classes = arrays.classes or tuple(str(label) for label in range(most + 1))
     if most >= len(classes):
-        raise TacitError(f"{path}: the label {most} is none of the {len(classes)} classes ({', '.join(classes)}).")
+        raise TacitError(f"{path}: the label {most} is none of its {len(classes)} classes.")
     notes = [arrays.note] if arrays.note else []
     report = FolderReport(path, order=list(classes), sites=[path.stem], notes=notes)
     parts = (
@@ -213,7 +218,10 @@ def _look_at(items: list[Item], report: FolderReport, progress: Progress) -> Non
 
 def picture(item: Item) -> Image.Image:
     """The decoded image of an item, wherever it lies."""
-    return open_image(item.path) if item.array is None else Image.fromarray(item.array)
+    if item.array is None:
+        return open_image(item.path)
+    check_size((item.array.shape[1], item.array.shape[0]))
+    return Image.fromarray(item.array)
 
 
 def counts_only(fault: str) -> str:
@@ -229,17 +237,7 @@ def table_rows(path: Path, needed: tuple[str, ...] = ("path", "label")) -> list[
     """The rows of a table as text; nothing and null are the empty text."""
     rows: list[dict[str, Any]]
     with naming(path):
-        if path.suffix.lower() == ".csv":
-            with open(path, newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file)
-                rows, columns = list(reader), list(reader.fieldnames or ())
-        else:
-            try:
-                from pyarrow import parquet
-            except ImportError:
-                raise TacitError("Parquet files need pyarrow: pip install 'tacit[tables]'") from None
-            table = parquet.read_table(path)
-            rows, columns = table.to_pylist(), list(table.column_names)
+        rows, columns = _csv_rows(path) if path.suffix.lower() == ".csv" else _parquet_rows(path)
     missing = [column for column in needed if column not in columns]
     if missing:
         raise TacitError(
@@ -247,6 +245,59 @@ def table_rows(path: Path, needed: tuple[str, ...] = ("path", "label")) -> list[
             f"Expected {', '.join(needed)} (and, to learn from, optionally split (train or test), group and site)."
         )
     return [{column: _text(row.get(column)) for column in columns} for row in rows]
+
+
+def _csv_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of a CSV file, without the apostrophes that `tacit.text.csv_cell` puts before formulas."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restkey="")
+            rows = [{name: from_csv_cell(cell or "") for name, cell in row.items() if name} for row in reader]
+            return rows, list(reader.fieldnames or ())
+    except csv.Error as error:  # among others a cell of more than 131,072 characters
+        raise TacitError(f"{path} cannot be read as a table: {error}.") from None
+
+
+def _parquet_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of a Parquet file, of the columns that mean something here.
+
+    Few bytes can promise many long texts, so sizes are looked at before texts are made: what it says of itself, and
+    then the distinct texts of each part (`read_dictionary` keeps each of them once).
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise TacitError("Parquet files need pyarrow: pip install 'tacit[tables]'") from None
+    try:
+        columns = list(parquet.read_schema(path).names)
+        used = [name for name in columns if name in COLUMNS]
+        with parquet.ParquetFile(path, read_dictionary=used) as file:
+            about, most = file.metadata, most_bytes(path)
+            unpacked = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+            if about.num_rows > MOST_ROWS or unpacked > most:
+                raise TacitError(
+                    f"{path} promises {about.num_rows:,} rows and {unpacked:,} bytes; at most {MOST_ROWS:,} rows and "
+                    f"{most:,} bytes are read from such a file. Split it, or write it without compression."
+                )
+            rows: list[dict[str, Any]] = []
+            for batch in file.iter_batches(batch_size=10_000, columns=used):
+                for name in used:
+                    if _longest_text(batch.column(name)) > LONGEST_CELL:
+                        raise TacitError(f"{path}: a text in column {name} has more than {LONGEST_CELL:,} characters.")
+                rows += batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(safe(error)) from None
+    return rows, columns
+
+
+def _longest_text(column: Any) -> int:
+    """The bytes of the longest text in a column of Arrow's; 0 where it holds something else."""
+    from pyarrow import compute, types
+
+    values = column.dictionary if types.is_dictionary(column.type) else column
+    is_text = types.is_string(values.type) or types.is_large_string(values.type)
+    return (compute.max(compute.binary_length(values)).as_py() or 0) if is_text else 0
 
 
 def _text(value: Any) -> str:
@@ -264,6 +315,7 @@ def _text(value: Any) -> str:
 def _load_items(report: FolderReport, name: str, size: int, progress: Progress) -> Dataset:
     """Read the images that the report found good."""
     items, classes, grey = report.usable, report.classes, report.colour == 0
+    check_images(len(items), 1 if grey else 3, size)
     images = np.empty((len(items), 1 if grey else 3, size, size), np.uint8)
     for number, item in enumerate(items):
         images[number] = pixels(picture(item), size, grey)

@@ -6,16 +6,20 @@ Each returns `Arrays`; each names the file that is cut short, damaged or somethi
 import gzip
 import io
 import json
+import math
 import pickle
+import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from tacit.data.archives import collect, naming
-from tacit.data.arrays import Arrays, channels_first, number_groups, whole_labels
+from tacit.data.archives import at_most, collect, most_bytes, naming
+from tacit.data.arrays import MOST_CLASSES, Arrays, channels_first, check_class_names, number_groups, whole_labels
 from tacit.errors import TacitError
+from tacit.text import safe
 
 IDX_FILES = (
     "train-images-idx3-ubyte.gz",
@@ -35,7 +39,8 @@ def read_idx(content: bytes, where: str) -> np.ndarray:
     """
     with naming(where):
         if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
+            with gzip.open(io.BytesIO(content)) as file:
+                content = at_most(file, where)
         if len(content) < 4 or content[:3] != b"\0\0\x08":
             raise ValueError("not an IDX file of bytes")
         axes = content[3]
@@ -181,7 +186,7 @@ def read_npz(path: Path) -> Arrays:
 
     The test part may be missing (then it is empty here), and so may the class names.
     """
-    stored = _npz(path)
+    stored = npz_arrays(path)
     if "train_images" in stored:
         return _medmnist(stored, path)
     if not {"x_train", "y_train"} <= set(stored) or ("x_test" in stored) != ("y_test" in stored):
@@ -201,17 +206,42 @@ def read_npz(path: Path) -> Arrays:
             raise TacitError(f"{path} holds group_train but not group_test: give both or neither.")
         test_groups = stored.get("group_test", stored["group_train"][:0])
         groups = number_groups(stored["group_train"], test_groups)
-    classes = tuple(str(name) for name in stored.get("classes", ()))
+    classes = tuple(str(name) for name in stored.get("classes", np.zeros(0)).ravel()[: MOST_CLASSES + 1])
+    check_class_names(classes, str(path))
     return Arrays(images, labels, test_images, test_labels, classes, *groups)
 
 
-def _npz(path: Path) -> dict[str, np.ndarray]:
+def npz_arrays(path: Path, wanted: Callable[[list[str]], Iterable[str]] = lambda names: names) -> dict[str, np.ndarray]:
+    """The arrays of an .npz, or those of them that are wanted; what it promises is looked at before it is read."""
     with naming(path):
-        stored = np.load(path, allow_pickle=False)
-        if isinstance(stored, np.ndarray):
-            raise ValueError("a single array, not an .npz of several")
-        with stored:
-            return {name: stored[name] for name in stored.files}
+        if not zipfile.is_zipfile(path):
+            raise ValueError("not an .npz of several arrays")
+        with zipfile.ZipFile(path) as archive:
+            entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            chosen = list(wanted(list(entries)))
+            _check_promised(path, archive, [entries[name] for name in chosen])
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in chosen}
+
+
+def _check_promised(path: Path, archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo]) -> None:
+    """Refuse arrays that would take far more memory than their file has bytes, or that are not there in full."""
+    total, most = 0, most_bytes(path)
+    for entry in entries:
+        with archive.open(entry) as file:
+            version = np.lib.format.read_magic(file)
+            reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+            shape, _, kind = reader(file)
+            promised = math.prod(shape) * kind.itemsize
+            if entry.file_size != file.tell() + promised:
+                raise ValueError(f"{safe(entry.filename)} promises {promised:,} bytes, but holds {entry.file_size:,}")
+        total += promised
+        if total > most:
+            raise TacitError(
+                f"{path} has {path.stat().st_size:,} bytes, but {safe(entry.filename)} has the shape {safe(shape)}: "
+                f"its arrays would take {total:,} bytes, and at most {most:,} are read from such a file. If this is "
+                "meant, save it without compression (numpy.savez)."
+            )
 
 
 def _medmnist(stored: dict[str, np.ndarray], path: Path) -> Arrays:

@@ -18,6 +18,7 @@ from tacit.errors import TacitError
 from tacit.experiment import Data
 from tacit.payload import write_atomically
 from tacit.seeds import numpy_generator
+from tacit.text import safe
 
 FORMAT = "tacit-split-1"
 FEW_IMAGES = 10  # a client with fewer is worth a warning
@@ -277,6 +278,6 @@ def warnings(split: Split, dataset: Dataset) -> list[str]:
 
 def _names(which: tuple[int, ...] | np.ndarray, dataset: Dataset) -> str:
     """The classes by name, at most a dozen."""
-    names = [f"'{dataset.classes[label]}'" for label in which[:12]]
+    names = [f"'{safe(dataset.classes[label], 60)}'" for label in which[:12]]
     more = f" and {len(which) - 12} more" if len(which) > 12 else ""
     return ", ".join(names) + more

@@ -28,8 +28,7 @@ LARGEST_GRADIENT = 1.0  # DDPM's
 
 
 def generator_stages(options: GDGM) -> tuple[Stage, ...]:
-    """The two stages, with these options; without the library it says so here, before any work."""
-    require_diffusers()
+    """The two stages, with these options."""
     shared = {option.name: getattr(options, option.name) for option in dataclasses.fields(GDGM)}
     training = Stage("diffusion", Diffusion(**shared), options.diffusion_rounds)
     return training, Stage("generation", Generation(**shared), options.generation_rounds)
@@ -41,6 +40,9 @@ class Diffusion(GDGM, Method):
 
     server_sends: ClassVar = {"unet": "weights"}
     client_sends: ClassVar = {"unet": "weights"}
+
+    def check_installed(self) -> None:
+        require_diffusers()
 
     def effort(self, epochs: int) -> None:
         return None

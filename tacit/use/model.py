@@ -2,22 +2,32 @@
 
 import dataclasses
 import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tacit import nets
+from tacit.data.arrays import check_class_names
 from tacit.data.images import RULE
 from tacit.errors import TacitError
-from tacit.payload import Weights, write_atomically
+from tacit.payload import Weights, difference, write_atomically
+from tacit.text import safe
 
 DESCRIPTION = "model.json"  # in a run's folder
 BATCH = 256
+LARGEST_SIDE = 4096  # pixels, as at real sites (tacit.sites.wire)
+ANOTHER_COPY = (
+    "Nothing was predicted or written. Take another copy of the file; in a run's folder, remove summary.json and "
+    "`tacit resume` writes model.safetensors and model.json again."
+)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,13 +60,52 @@ class Description:
         return json.dumps({**dataclasses.asdict(self), "preprocessing": self.rule}, indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> "Description":
-        stored = json.loads(text)
-        known = [field.name for field in dataclasses.fields(cls)]
-        given: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in stored.items() if name in known
-        }
-        return cls(**given)
+    def from_json(cls, text: str, where: Path | str = "") -> "Description":
+        """The description in a text; a TacitError that names the file where it is none."""
+        try:
+            stored = json.loads(text)
+            known = [field.name for field in dataclasses.fields(cls)]
+            given: dict[str, Any] = {
+                name: tuple(v) if isinstance(v, list) else v for name, v in stored.items() if name in known
+            }
+            found = cls(**given)
+            found._check()
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+            raise TacitError(
+                f"{where or 'This'} does not describe a model of tacit ({safe(f'{type(error).__name__}: {error}')}). "
+                f"{ANOTHER_COPY}"
+            ) from error
+        return found
+
+    def _check(self) -> None:
+        """Raise a ValueError where a figure makes no sense, before a net is built after it."""
+        if not all(isinstance(name, str) for name in self.classes) or not isinstance(self.classes, tuple):
+            raise ValueError("classes must be a list of names")
+        check_class_names(self.classes, "it")
+        if self.channels not in (1, 3) or type(self.size) is not int or not 1 <= self.size <= LARGEST_SIDE:
+            raise ValueError(f"channels must be 1 or 3, and size a number from 1 to {LARGEST_SIDE}")
+        numbers = [*self.mean, *self.std, self.temperature]
+        if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+            raise ValueError("mean, std and temperature must be numbers")
+        if len(self.mean) != self.channels or len(self.std) != self.channels or self.temperature <= 0:
+            raise ValueError("mean and std need a number for each channel, and the temperature must be above 0")
+        if not isinstance(self.net, dict) or not {"name", "norm", "bn"} <= set(self.net):
+            raise ValueError("net must have a name, a norm and a bn")
+
+
+def _net(description: Description, weights: Weights) -> nets.Net:
+    """The net with its weights; they must be those of such a net."""
+    net = nets.build(
+        description.net["name"],
+        classes=len(description.classes),
+        channels=description.channels,
+        size=description.size,
+        **{name: value for name, value in description.net.items() if name != "name"},
+    )
+    if wrong := difference(weights, net.state_dict()):
+        raise ValueError(f"these are no weights of the net {safe(description.net['name'])}: {wrong}")
+    net.load_state_dict(weights)
+    return net
 
 
 class Classifier(nn.Module):
@@ -70,14 +119,7 @@ class Classifier(nn.Module):
 
     def __init__(self, description: Description, weights: Weights) -> None:
         super().__init__()
-        self.net = nets.build(
-            description.net["name"],
-            classes=len(description.classes),
-            channels=description.channels,
-            size=description.size,
-            **{name: value for name, value in description.net.items() if name != "name"},
-        )
-        self.net.load_state_dict(weights)
+        self.net = _net(description, weights)
         self.temperature = description.temperature
         self.register_buffer("zero", torch.tensor(description.mean).mul(255).view(-1, 1, 1))
         self.register_buffer("scale", torch.tensor(description.std).mul(255).reciprocal().view(-1, 1, 1))
@@ -116,11 +158,10 @@ def load_model(place: Path) -> Model:
     if place.is_file() and place.suffix == ".safetensors":
         if (place.parent / DESCRIPTION).is_file() and place.name == "model.safetensors":
             return load_model(place.parent)
-        with safe_open(place, "pt") as file:
-            text = (file.metadata() or {}).get("tacit")
+        text = _opened(place, lambda: _metadata(place)).get("tacit")
         if text is None:
             raise TacitError(f"{place} holds weights only. Give a run's folder, or a file made by `tacit export`.")
-        return Model(Description.from_json(text), load_file(place), place)
+        return _model(Description.from_json(text, place), place, place)
     weights = place / "model.safetensors"
     if not (place / "experiment.toml").is_file():
         raise TacitError(
@@ -129,9 +170,34 @@ def load_model(place: Path) -> Model:
         )
     if not weights.is_file():
         raise TacitError(f"The run in {place} is not finished, so it has no model yet. Go on: tacit resume {place}")
-    path = place / DESCRIPTION
-    description = Description.from_json(path.read_text()) if path.is_file() else _described_again(place)
-    return Model(description, load_file(weights), place)
+    return _model(read_description(place) or _described_again(place), weights, place)
+
+
+def read_description(folder: Path) -> Description | None:
+    """The description in a run's folder; None where there is none."""
+    path = folder / DESCRIPTION
+    return Description.from_json(_opened(path, path.read_text), path) if path.exists() else None
+
+
+def _model(description: Description, file: Path, place: Path) -> Model:
+    weights = _opened(file, lambda: load_file(file))
+    return _opened(file, lambda: Model(description, weights, place))
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return file.metadata() or {}
+
+
+def _opened(path: Path, read: Callable[[], T]) -> T:
+    """What is read from a file of a model; an error that names it where it is damaged or something else."""
+    try:
+        return read()
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError, AttributeError) as error:
+        raise TacitError(
+            f"{path} is cut short, damaged or no model of tacit ({safe(error, 300) or type(error).__name__}). "
+            f"{ANOTHER_COPY}"
+        ) from error
 
 
 def save_description(place: Path, description: Description) -> None:

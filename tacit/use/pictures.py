@@ -14,7 +14,9 @@ from tacit.data.arrays import channels_first
 from tacit.data.folder_report import Item
 from tacit.data.images import ENDINGS, is_grey, pixels, why_unreadable
 from tacit.data.own import picture, table_rows
+from tacit.data.readers import npz_arrays
 from tacit.errors import TacitError
+from tacit.text import safe
 from tacit.use.model import Description
 
 ARRAYS = ("images", "x", "x_test", "x_train")  # where an .npz may have its images
@@ -50,14 +52,16 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def _arrays(place: Path) -> Iterator[Item]:
-    with np.load(place, allow_pickle=False) as stored:
-        name = next((name for name in ARRAYS if name in stored), None)
-        if name is None:
+    def wanted(names: list[str]) -> list[str]:
+        found = [name for name in ARRAYS if name in names][:1]
+        if not found:
             raise TacitError(
-                f"{place} holds {', '.join(stored.files) or 'nothing'}; expected images in one of {', '.join(ARRAYS)}."
+                f"{place} holds {safe(', '.join(names)) or 'nothing'}; expected images in one of {', '.join(ARRAYS)}."
             )
-        images = channels_first(stored[name], f"{place} ({name})")
-    for number, image in enumerate(images):
+        return found
+
+    ((name, stored),) = npz_arrays(place, wanted).items()
+    for number, image in enumerate(channels_first(stored, f"{place} ({name})")):
         yield Item(Path(f"{place}[{name} {number}]"), array=_plain(image))
 
 
