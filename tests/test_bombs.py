@@ -262,15 +262,22 @@ def test_good_npz_of_every_layout_are_read(tmp_path: Path) -> None:
     assert list(npz_arrays(tmp_path / "x.npz", lambda names: names[1:])) == ["y_train"]
 
 
-def test_archives_do_not_unpack_without_end(tmp_path: Path) -> None:
+def test_archives_do_not_unpack_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TacitError, match=r"more than 10 bytes"):
         at_most(io.BytesIO(bytes(11)), "x", 10)
     assert at_most(io.BytesIO(bytes(10)), "x", 10) == bytes(10)
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("big", "w") as member:
-        for _ in range(513):
-            member.write(bytes(MB))
-    with pytest.raises(TacitError, match="unpacked it has more than 536,870,912 bytes"):
-        collect(tmp_path / "a.zip", ("big",))
+    monkeypatch.setattr("tacit.data.archives.LARGEST_MEMBER", MB)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("big", bytes(2 * MB))
+    with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as tar:
+        entry = tarfile.TarInfo("big")
+        entry.size = 2 * MB
+        tar.addfile(entry, io.BytesIO(bytes(2 * MB)))
+    for name in ("a.zip", "b.tar.gz"):
+        with pytest.raises(TacitError, match="unpacked it has more than 1,048,576 bytes"):
+            collect(tmp_path / name, ("big",))
+    with pytest.raises(TacitError, match="unpacked it has more than"):
+        read_idx(gzip.compress(bytes(2 * MB)), "labels")
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         entry = tarfile.TarInfo("small")
         entry.size = 3
