@@ -5,9 +5,13 @@ in and out of each client, checks, the mean, the checkpoint on disk.
 *By difference*: a real round against a bare one, a loop over the same clients with the same images, views and steps
 and the same evaluation, which copies no weights out, folds nothing, checks nothing and writes nothing. Honest, but
 the noise of the machine is larger than what is measured.
+
+*The walls*: what it costs that nobody is trusted. Each client's task and reply are copied (`payload.seal`) and the
+reply is looked at number by number (`flaw`); the checkpoint has a digest, and is read and compared once on resume.
 """
 
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +21,16 @@ import torch
 
 from benchmarks.running import open_rounds
 from benchmarks.timing import Row, interleaved, single_thread, spread
+from tacit import payload
 from tacit.data.federation import Federation
-from tacit.engine import Plan, prepare
+from tacit.engine import Plan, flaw, prepare
 from tacit.experiment import resolve
+from tacit.kinds import Party
 from tacit.method import Reply, Task
 from tacit.methods.fedavg import FedAvg
-from tacit.payload import Payload, weights_in
+from tacit.payload import Payload, seal, weights_in
 from tacit.pieces.descent import sgd
-from tacit.pieces.train import fit, predict
+from tacit.pieces.train import fit, predict, weights_of
 from tacit.sides import Client
 
 TITLE = "The engine"
@@ -71,6 +77,31 @@ class Idle(FedAvg):
         return Reply(send={"model": me.weights(model)}, examples=1)
 
 
+def walls(plan: Plan) -> dict[str, float]:
+    """CPU seconds a round of checks and copies, and of digests, for as many clients as the plan has."""
+    weights = weights_of(plan.setup.build(torch.Generator().manual_seed(0)))
+    state: Payload = {"model": weights}
+    task, reply = Task(0, state), Reply(send=seal(state), examples=1)
+    party = Party(most=100.0)
+
+    def checks() -> None:
+        for _ in range(plan.setup.clients):
+            sent, answer = seal(task.send), seal(reply.send)
+            assert not flaw(FedAvg.client_sends, task, reply, state, len(plan.setup.classes), party)
+            del sent, answer
+
+    def digests() -> None:
+        payload.content_digest(state)
+
+    spent = {}
+    for name, work in (("checks", checks), ("digests", digests)):
+        work()  # the first one takes memory from the system
+        started = time.process_time()
+        work()
+        spent[name] = time.process_time() - started
+    return spent
+
+
 def measure(changes: Mapping[str, Any] | None = None, times: int = 3) -> list[Row]:
     plan = prepare(resolve(SETTINGS, changes or {}))
     idle_plan = prepare(resolve(SETTINGS, changes or {}, {"data.test_subset": 10}))
@@ -89,7 +120,13 @@ def measure(changes: Mapping[str, Any] | None = None, times: int = 3) -> list[Ro
     idling = [100 * i.wall / o.wall for i, o in zip(spent["idle"], spent["ours"], strict=True)]
     differences = [100 * (1 - b.cpu / o.cpu) for b, o in zip(spent["bare"], spent["ours"], strict=True)]
     what = f"{len(federation.split.clients)} clients, FedAvg, {ours:.1f} s a round"
+    computing = sorted(one.cpu for one in spent["ours"])[times // 2]
+    with single_thread():
+        taken = [walls(plan) for _ in range(times)]
+    checks, digests = ([100 * one[name] / computing for one in taken] for name in ("checks", "digests"))
     return [
         spread("share of a round that is the engine's, wall, by idling", idling, "%", at_most=3.0, note=what),
         spread("the same in CPU time, by difference from bare training", differences, "%", note=what),
+        spread("of it, CPU time: replies copied and checked", checks, "%", at_most=1.0, note=what),
+        spread("of it, CPU time: the checkpoint's digest", digests, "%", at_most=1.0, note=what),
     ]

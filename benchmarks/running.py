@@ -54,8 +54,7 @@ def open_rounds(plan: Plan, folder: Path, method: Method | None = None) -> Itera
     """A run in a folder of its own, on the backend that its experiment names; `method` takes its method's place."""
     opened = OpenRun(folder, plan.experiment, resume=False)
     try:
-        plan.split.save(opened.split_path)
-        opened.rewind()
+        opened.recover(plan.split)
         backend = _backend(plan, opened)
         try:
             seen = Memory()

@@ -17,6 +17,7 @@ from tacit import kinds, payload, seeds
 from tacit.backends import Backend, LocalBackend, Outcome, PoolBackend
 from tacit.backends.base import one_thread
 from tacit.backends.pool import default_workers
+from tacit.checks import check_run, check_settings
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation, load_dataset, make_setup
 from tacit.data.split import Split, load_split, make_split, warnings
@@ -26,10 +27,10 @@ from tacit.experiment import Experiment
 from tacit.kept import Kept
 from tacit.kinds import Party
 from tacit.machine import change_of_type, cpu_type
-from tacit.method import Reply, Stage, Task
+from tacit.method import Method, Reply, Stage, Task
 from tacit.payload import Payload, Weights
 from tacit.pieces.train import predict
-from tacit.record import OpenRun, Run, check_same
+from tacit.record import OpenRun, Run, check_same, saved_split
 from tacit.sides import Hub, Moment, Setup, Workbench
 from tacit.text import safe
 from tacit.use.handover import handover
@@ -87,9 +88,9 @@ class Plan:
         return sum(stage.rounds for stage in self.stages)
 
 
-def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
-    """The stages of an experiment: what its method wants before, then the method itself."""
-    method = experiment.build_method()
+def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple[Stage, ...]:
+    """The stages of an experiment: what its method wants before, then the method itself (of this class, if given)."""
+    method = experiment.build_method(kind)
     stages = (*method.before(), Stage("main", method, experiment.rounds))
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
@@ -102,6 +103,8 @@ def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
 
 def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool = True) -> Plan:
     """Load the data, draw (or load) the split, and check everything that can be checked before work."""
+    stages = stages_of(experiment)
+    check_settings(experiment, saved_split)
     dataset = load_dataset(experiment.data, fetch)
     if saved_split is not None and saved_split.is_file():
         split = load_split(saved_split)
@@ -111,15 +114,16 @@ def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool
     setup = make_setup(experiment, dataset, split)
     setup.build()  # a net that does not fit the images says so now
     held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
-    return Plan(experiment, stages_of(experiment), dataset, split, setup, tuple(warnings(split, dataset)), held)
+    return Plan(experiment, stages, dataset, split, setup, tuple(warnings(split, dataset)), held)
 
 
 def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, watcher: Watcher | None = None) -> Run:
     """Run an experiment into a folder, or go on with the run that is there. Returns the finished run."""
     watcher = watcher or Silence()
+    check_run(experiment, out)
     if resume:
         check_same(out, experiment)  # before any data is loaded
-    return run_plan(prepare(experiment, out / "split.npz" if resume else None), out, _backend, resume, watcher)
+    return run_plan(prepare(experiment, saved_split(out) if resume else None), out, _backend, resume, watcher)
 
 
 def run_plan(
@@ -131,17 +135,15 @@ def run_plan(
             stage.method.check_installed()
     folder = OpenRun(out, plan.experiment, resume)
     try:
-        if folder.summary is not None:
+        folder.recover(plan.split)
+        if folder.finished:
             return Run(out)
-        if not folder.split_path.is_file():
-            plan.split.save(folder.split_path)
-        folder.rewind()
         if other := change_of_type(folder.records[-1].get("cpu", "") if folder.records else ""):
             plan = replace(plan, warnings=(*plan.warnings, other))
         threads = one_thread()
         backend = make_backend(plan, folder)
         try:
-            watcher.start(plan, folder.done)
+            watcher.start(replace(plan, warnings=(*folder.notes, *plan.warnings)), folder.done)
             summary = Engine(plan, folder, backend, watcher).run()
         finally:
             backend.close()
@@ -156,11 +158,6 @@ def _backend(plan: Plan, folder: OpenRun) -> Backend:
     settings = plan.experiment.backend
     federation = Federation(plan.dataset, plan.split, plan.setup.device)
     workers = settings.workers or default_workers()
-    if settings.name == "flower":
-        raise TacitError(
-            "backend.name = 'flower' means real sites, and those are run with `tacit site run` (docs/sites.md). To "
-            "simulate them here, write backend.name = 'pool'."
-        )
     if settings.name == "ray":
         from tacit.backends.ray import RayBackend  # an extra of its own
 
@@ -207,6 +204,11 @@ class Engine:
 
     def _run_stage(self, stage: Stage, first: int, past: Mapping[str, Payload]) -> Payload:
         done = self.folder.done
+        if done > first + stage.rounds:  # and yet its state is not there
+            raise TacitError(
+                f"The state of the finished stage '{stage.name}' is missing in {self.folder.folder / 'checkpoint'}. "
+                "Put it back from a copy, or start anew in another folder with --out."
+            )
         if done > first:
             state = self.folder.state()
         else:

@@ -16,9 +16,12 @@ from tacit.data.federation import load_dataset
 from tacit.data.split import class_table, load_split
 from tacit.errors import TacitError
 from tacit.metrics import jensen_shannon
+from tacit.paths import check_file
 from tacit.pieces.debias import bias_of
 from tacit.record import Run
 from tacit.text import safe
+
+ENDINGS = (".png", ".svg", ".pdf")
 
 
 class Spread(NamedTuple):
@@ -90,6 +93,7 @@ def _tracking(
 
 def draw_bias(run: Run, path: Path) -> dict[str, list[Tracking]]:
     """FedDB's Fig. 3 as a picture; returns what was drawn."""
+    check_picture(path)
     plt = pyplot()
     tracked = bias_tracking(run)
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
@@ -111,6 +115,7 @@ def draw_bias(run: Run, path: Path) -> dict[str, list[Tracking]]:
 
 def draw_labels(runs: Mapping[str, Run], path: Path) -> None:
     """FedDB's Figs. 6 and 7: how right the kept pseudo-labels were, and how many were kept, by round."""
+    check_picture(path)
     figure, axes = pyplot().subplots(1, 2, figsize=(9, 3.4))
     drawn = (("pseudo_accuracy", "kept pseudo-labels that are right"), ("kept_ratio", "share kept"))
     for axis, (name, title) in zip(axes, drawn, strict=True):
@@ -126,6 +131,7 @@ def draw_labels(runs: Mapping[str, Run], path: Path) -> None:
 
 def draw_classes(run: Run, path: Path, round: int = -1, most: int = 6) -> None:
     """FedDB's Fig. 1: class-wise accuracy of local models and the global one, over each client's label distribution."""
+    check_picture(path)
     records = [record for record in run.records if record.get("clients_per_class")]
     if not records:
         raise TacitError(f"{run.folder}: clients' models were not evaluated. Run it with --set evaluate_clients=true.")
@@ -155,6 +161,13 @@ def pyplot() -> ModuleType:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def check_picture(path: Path) -> None:
+    """Refuse what could not be written as a picture, before anything is drawn."""
+    check_file(path)
+    if path.suffix not in ENDINGS:
+        raise TacitError(f"--out {safe(path)}: pictures are written as {', '.join(ENDINGS)}. Write --out figure.png.")
 
 
 def _write(figure: Any, path: Path) -> None:

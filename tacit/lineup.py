@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import TacitError
-from tacit.experiment import FREE_ON_RESUME, Experiment, differences, flatten, read_toml, resolve
+from tacit.experiment import (
+    FREE_ON_RESUME,
+    MOST_SEED,
+    Experiment,
+    differences,
+    flatten,
+    read_toml,
+    resolve,
+    same_but_for_seed,
+)
+from tacit.paths import user_path
 from tacit.recipes import find_recipe, known_recipes
 from tacit.record import Run
 from tacit.scale import scaled
@@ -91,7 +101,7 @@ def sources_of(name: str) -> list[Source]:
     if name in known:
         return [Source(name, known[name])]
     bare = name.strip("/")
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         if found := runs_below(path):
             return found
@@ -143,10 +153,12 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 
 
 def identity(experiment: Experiment, with_seed: bool = True) -> str:
-    """A short hash of all that decides the outcome of a run."""
-    settings = {key: value for key, value in flatten(experiment.to_dict()).items() if key not in FREE_ON_RESUME}
-    if not with_seed:
-        del settings["seed"]
+    """A short hash of what makes an experiment (`same_but_for_seed`), and of its seed."""
+    settings = same_but_for_seed(experiment.to_dict())
+    return _hash({**settings, "seed": experiment.seed} if with_seed else settings)
+
+
+def _hash(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -172,15 +184,23 @@ def distinct(jobs: Sequence[Job]) -> tuple[Job, ...]:
 def with_seeds(row: Row, seeds: int, runs: Path) -> Row:
     """The row with at least so many seeds: its first one and those after it."""
     first = row.experiment.seed
+    if first + seeds - 1 > MOST_SEED:
+        raise TacitError(
+            f"{seeds} seeds from {first} on go beyond the largest seed, {MOST_SEED}. Write a smaller seed."
+        )
     more = [row.experiment.model_copy(update={"seed": seed}) for seed in range(first, first + seeds)]
     jobs = distinct([*row.jobs, *(Job(one, run_folder(runs, row.label, one)) for one in more)])
     return Row(row.label, jobs, row.scale)
 
 
 def run_folder(runs: Path, name: str, experiment: Experiment) -> Path:
-    """Where a run of a comparison goes: its name for people, and a hash of its settings."""
+    """Where a run of a comparison goes: its name for people, and a hash of all with which it may be resumed.
+
+    So runs on two devices have two folders, though in a table they are one experiment.
+    """
     stem = re.sub(r"[^\w.+-]+", "-", name).strip("-.")[-60:]
-    return runs / f"{stem}-{identity(experiment, with_seed=False)}-seed{experiment.seed}"
+    fixed = {key: value for key, value in flatten(experiment.to_dict()).items() if key not in ("seed", *FREE_ON_RESUME)}
+    return runs / f"{stem}-{_hash(fixed)}-seed{experiment.seed}"
 
 
 def short_labels(rows: Sequence[Row]) -> list[Row]:

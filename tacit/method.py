@@ -5,10 +5,11 @@ state → server_send(state) → Task → client_train(task, kept, me) → Reply
                                       ↑ kept          keep ↓   (this client's own disk, never sent)
 """
 
+import hashlib
 import importlib
-import importlib.util
 import pkgutil
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +26,10 @@ from tacit.sides import Client, Hub
 # Types of options: what is out of range is refused before any work. A text in an Annotated[...] is the help of
 # that option: `threshold: Annotated[Share, "confidence a pseudo-label needs"] = 0.95`.
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Count = Annotated[int, Field(ge=0, le=1_000_000)]
+AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000)]
 
 PLACEMENTS = ("server", "clients", "some-clients")
 
@@ -178,28 +179,51 @@ def known_methods() -> list[str]:
     return [name for name in _builtin() if not name.startswith("_")]
 
 
+@dataclass(frozen=True)
+class MethodFile:
+    """A method file as it was read. What is digested is what is executed, whatever becomes of the file meanwhile."""
+
+    path: Path
+    source: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "MethodFile":
+        try:
+            return cls(path, path.read_bytes())
+        except (OSError, ValueError):  # ValueError: NUL in the name
+            raise TacitError(
+                f"There is no method file {path}. Give the path of a .py file with a Method in it."
+            ) from None
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.source).hexdigest()
+
+    def load(self) -> type[Method]:
+        """Run the file; the class of its method."""
+        module = types.ModuleType(f"tacit_own_{self.path.stem}")
+        module.__file__ = str(self.path)
+        sys.modules[module.__name__] = module  # dataclasses and type hints look their module up there
+        try:
+            exec(compile(self.source, str(self.path), "exec", dont_inherit=True), module.__dict__)
+        except Exception as error:
+            raise TacitError(
+                f"The method file {self.path} cannot be loaded: {type(error).__name__}: {error}."
+            ) from error
+        return _method_in(module, self.path.stem)
+
+
 def find_method(name: str) -> type[Method]:
     """The class of a method, by the name of its file; or by a path, for a method of your own (`./mine.py`)."""
     if name.endswith(".py"):
-        path = Path(name).expanduser()
-        if not path.is_file():
-            raise TacitError(f"There is no method file {path}. Give the path of a .py file with a Method in it.")
-        spec = importlib.util.spec_from_file_location(f"tacit_own_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module.__name__] = module  # dataclasses and type hints look their module up there
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            raise TacitError(f"The method file {path} cannot be loaded: {type(error).__name__}: {error}.") from error
-        stem = path.stem
-    elif name in known_methods():
-        module = importlib.import_module(f"tacit.methods.{name}")
-        stem = name
-    else:
-        known = ", ".join(known_methods())
-        raise TacitError(f"There is no method '{name}'.{nearest(name, known_methods())} Known: {known}.")
+        return MethodFile.read(Path(name).expanduser()).load()
+    if name in known_methods():
+        return _method_in(importlib.import_module(f"tacit.methods.{name}"), name)
+    known = ", ".join(known_methods())
+    raise TacitError(f"There is no method '{name}'.{nearest(name, known_methods())} Known: {known}.")
+
+
+def _method_in(module: types.ModuleType, stem: str) -> type[Method]:
     wanted = stem.replace("_", "").replace("-", "").lower()
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, Method) and value.__name__.lower() == wanted:

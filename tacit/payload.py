@@ -4,6 +4,7 @@ A payload is a plain dict. As bytes it is one safetensors file: nothing in it ca
 comes back is equal to what went in, type for type and bit for bit.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tacit.errors import TacitError
-from tacit.files import beside
+from tacit.files import beside, read_bytes, told
 from tacit.files import write_atomically as write_atomically
 from tacit.text import safe
 
@@ -371,20 +372,69 @@ def _order(data: bytes, limits: Limits) -> list[list[Any]]:
     return order
 
 
-def write(path: Path, payload: Mapping[str, Value]) -> int:
-    """Write beside and rename: a reader sees the old file or the new one, never half of one. Returns its size."""
+def write(path: Path, payload: Mapping[str, Value]) -> str:
+    """Write beside and rename: a reader sees the old file or the new one, never half of one.
+
+    Returns the digest of its content, which the file carries in its header: `read` notices any damage.
+    """
     flat, header = _parts(payload)
+    header["digest"] = _digest(flat, header["order"])
     with beside(path) as new:
         save(flat, new, header)
-    return path.stat().st_size
+    return header["digest"]
 
 
 def read(path: Path) -> Payload:
-    """The payload in a file; an unreadable file is named."""
+    """The payload in a file; an unreadable or damaged file is named."""
+    return read_with_digest(path)[0]
+
+
+def read_with_digest(path: Path) -> tuple[Payload, str]:
+    """The payload in a file and the digest of its content, which must be the one in its header."""
+    data = read_bytes(path)
     try:
-        return from_bytes(path.read_bytes())
+        content = from_bytes(data)
+        found = content_digest(content)
+        if _stored_digest(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])) not in (found, ""):
+            raise TacitError("its content is not what was written")
     except TacitError as error:
         raise TacitError(f"{path} is damaged or is not tacit's: {error}") from error
+    return content, found
+
+
+def digest_in(path: Path) -> str:
+    """The digest that a file says it has, from its header alone."""
+    try:
+        with told(path, "read"), path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            return _stored_digest(json.loads(file.read(min(length, NO_STRANGER.header))))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise TacitError(f"{path} is damaged or is not tacit's: {error}") from error
+
+
+def content_digest(payload: Mapping[str, Value]) -> str:
+    """The digest that a file with this payload has."""
+    flat, header = _parts(payload)
+    return _digest(flat, header["order"])
+
+
+def _stored_digest(header: dict[str, Any]) -> str:
+    """What the header says; '' in a file of an older version, which has nothing in its place."""
+    metadata = header["__metadata__"]
+    if set(metadata) == {"format", "order"}:
+        return ""
+    stored: str = metadata["digest"] if set(metadata) == {"format", "order", "digest"} else "damaged"
+    return stored
+
+
+def _digest(flat: Weights, order: str) -> str:
+    """SHA-256 of all that a payload says: its order and numbers, and each tensor's name, type, shape and content."""
+    found = hashlib.sha256(order.encode())
+    for name in sorted(flat):
+        tensor = flat[name]
+        found.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def difference(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:

@@ -5,6 +5,8 @@ from typing import Any
 
 from tacit.errors import TacitError, nearest
 from tacit.experiment import read_toml
+from tacit.paths import user_path
+from tacit.text import safe
 
 
 def recipe_folder() -> Path:
@@ -25,13 +27,13 @@ def find_recipe(name: str) -> Path:
     recipes = known_recipes()
     if name in recipes:
         return recipes[name]
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir() and (path / "experiment.toml").is_file():
         return path / "experiment.toml"
     if path.is_file():
         return path
     raise TacitError(
-        f"'{name}' is neither a recipe nor a file.{nearest(name, recipes)} `tacit recipes` lists the recipes; "
+        f"'{safe(name)}' is neither a recipe nor a file.{nearest(name, recipes)} `tacit recipes` lists the recipes; "
         "a file of your own is given by its path (mine.toml)."
     )
 

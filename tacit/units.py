@@ -4,13 +4,13 @@
 def size_text(count: float | None) -> str:
     """Bytes in words.
 
-    >>> size_text(40), size_text(44_700_000), size_text(3.2e12), size_text(None)
-    ('40 B', '44.7 MB', '3.2 TB', 'depends')
+    >>> size_text(40), size_text(44_700_000), size_text(3.2e12), size_text(None), size_text(5 * 10**21)
+    ('40 B', '44.7 MB', '3.2 TB', 'depends', '5000.0 EB')
     """
     if count is None:
         return "depends"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB", "EB"):
+        if count < 1000 or unit == "EB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError("unreachable")

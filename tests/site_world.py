@@ -3,13 +3,12 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-from tacit.sites.keeper import free_port
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
@@ -76,11 +75,46 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+def memory_of(pid: int) -> int:
+    """The most memory that a process ever had, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) * 1024
+
+
+def listening(process: Process) -> set[int]:
+    """The TCP ports on which a process or one that comes from it listens."""
+    sockets = set()
+    for pid in [process.popen.pid, *descendants(process.popen.pid)]:
+        for entry in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(entry))
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                ports.add(int(words[1].rpartition(":")[2], 16))
+    return ports
+
+
 def until(condition: Callable[[], object], seconds: float, what: str = "") -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"nothing happened within {seconds} s: {what}"
         time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class World:

@@ -30,6 +30,7 @@ from tacit.lineup import Job, Row, identity, line_up
 from tacit.paired import paired_test, two_sided
 from tacit.recipes import known_recipes, load_recipe
 from tacit.record import Run
+from tacit.report.collect import collect
 from tacit.scale import scaled
 
 APP = complete()
@@ -428,3 +429,43 @@ def test_the_table_states_the_scale() -> None:
     assert "| 200 images, 3 rounds, cnn-11 | 99.00 |" in table
     assert "Reduced scale 0.5: 200 of 400 training images, 50 of 100 labels, 2 of 4 rounds, 1 of 2 warmup" in table
     assert "T, Table 9, at full scale: 400 images, 4 rounds, cnn-16" in table
+
+
+# --- What is one experiment -------------------------------------------------------------------------------
+
+
+def test_report_and_compare_agree_on_what_is_one_experiment() -> None:
+    """Seed, device, backend, title and a paper's number do not make another experiment; anything else does."""
+    changes: dict[str, dict[str, Any]] = {
+        "first": {},
+        "seed": {"seed": 1},
+        "device": {"seed": 2, "device": "cpu"},
+        "backend": {"seed": 3, "backend.name": "local", "backend.workers": 3},
+        "people": {"seed": 4, "title": "another", "paper.accuracy": 50.0, "paper.source": "x"},
+        "rate": {"seed": 5, "train.lr": 0.07},
+        "device and rate": {"seed": 6, "train.lr": 0.07, "device": "cuda"},
+        "reporting": {"seed": 7, "reporting": "best"},
+    }
+    for name, change in changes.items():
+        folder = Path("all") / name
+        folder.mkdir(parents=True)
+        (folder / "experiment.toml").write_text(resolve(SMOKE, {"method.name": "fedavg"}, change).to_toml())
+    expected = {frozenset({0, 1, 2, 3, 4}), frozenset({5, 6}), frozenset({7})}
+    rows = line_up(["all"])
+    assert {frozenset(job.experiment.seed for job in row.jobs) for row in rows} == expected
+    assert {frozenset(group["seeds"]) for group in collect([Path("all")])["groups"]} == expected
+    kept = [job.experiment for row in rows for job in row.jobs]
+    assert identity(kept[0]) == identity(kept[0].model_copy(update={"device": "cuda"}))  # the evidence's shelf
+    assert len({identity(one) for one in kept}) == len(kept)
+
+
+def test_a_device_has_a_folder_of_its_own_and_is_kept_on_resume() -> None:
+    """A run is not resumed on another device, so a comparison must not find the other device's folder."""
+    name = write("fedavg")
+    (here,), (there,) = line_up([name]), line_up([name], {"device": "cpu"})
+    assert here.jobs[0].folder != there.jobs[0].folder
+    assert identity(here.experiment) == identity(there.experiment)
+    there.jobs[0].folder.mkdir(parents=True)
+    (there.jobs[0].folder / "experiment.toml").write_text(there.experiment.to_toml())
+    with pytest.raises(TacitError, match="device: 'cpu' in the run, 'auto' now"):
+        run_experiment(here.experiment, there.jobs[0].folder, resume=True)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tacit.engine import flaw, report
 from tacit.errors import TacitError
 from tacit.method import Method, Reply, Task
 from tacit.methods.fedavg import FedAvg
+from tacit.payload import Payload
 from tacit.record import Run
 from tacit.sides import RECORDED, Hub
 
@@ -234,3 +236,45 @@ def test_records_that_are_no_table_come_as_they_are(tiny: Tiny) -> None:
     run = tiny("fedavg", "clients", rounds=4, data__clients=6, faults__dropout=0.5)
     assert list(run["answered"]) == [record["answered"] for record in run.records]
     assert list(run["refused"]) == [[], [], [], []]
+
+
+# A merge that fails
+
+
+def fragile(monkeypatch: pytest.MonkeyPatch, culprits: set[int], harm: Callable[[], Any]) -> None:
+    """FedAvg whose merge comes to grief whenever one of these clients is among the replies."""
+    merge = FedAvg.server_merge
+
+    def server_merge(self: FedAvg, state: Payload, replies: list[Reply], hub: Hub) -> Payload:
+        merged = merge(self, state, replies, hub)
+        return harm() if culprits & {reply.client for reply in replies} else merged
+
+    monkeypatch.setattr(FedAvg, "server_merge", server_merge)
+
+
+def test_the_reply_without_which_a_merge_works_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    fragile(monkeypatch, {2}, lambda: {"model": {}}["nowhere"])
+    run = tiny("fedavg", "clients")
+    for record in run.records:
+        assert record["answered"] == [0, 1, 3]
+        (refused,) = record["refused"]
+        assert refused["client"] == 2
+        assert "the merge failed: KeyError" in refused["why"]
+        assert "not without it" in refused["why"]
+        assert not record["skipped"]
+
+
+def test_a_merge_of_nonsense_is_not_taken(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not finite, whoever is left out: nobody alone is to blame, and the model stays."""
+    nan = {"model": {"w": torch.tensor([float("nan")])}}
+    fragile(monkeypatch, {0, 1, 2, 3}, lambda: nan)
+    run = tiny("fedavg", "clients")
+    assert all("NaN or infinity after the merge: the model stays" in record["skipped"] for record in run.records)
+
+
+def test_a_merge_that_nobody_alone_is_to_blame_for_shows_its_author_the_error(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fragile(monkeypatch, {0, 1}, lambda: [][0])
+    with pytest.raises(IndexError):
+        tiny("fedavg", "clients")

@@ -10,7 +10,7 @@ from tacit.experiment import Experiment, differences, known_keys, parse_setting,
 MISTAKES = [
     ({"data.alhpa": 0.1}, "There is no setting 'data.alhpa'. Did you mean 'data.alpha'?"),
     ({"lr": 0.1}, "There is no setting 'lr'. Did you mean 'train.lr'?"),
-    ({"data.alpha": -1}, "data.alpha = -1: input should be greater than 0."),
+    ({"data.alpha": -1}, "data.alpha = -1: input should be greater than or equal to 0.000001."),
     ({"data.alpha": "big"}, "alpha = 'big' is not a number"),
     ({"rounds": 2.5}, "rounds = 2.5: input should be a valid integer"),
     ({"data.placement": "severs"}, "Did you mean 'server'? Write one of: server, clients, some-clients."),

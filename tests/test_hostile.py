@@ -3,25 +3,30 @@
 And replies drawn at random for every method: none of them ends a run or leaves a model that is none.
 """
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 from test_sites import Here
 
 from runs import digest
 from tacit import payload
 from tacit.backends import LocalBackend
+from tacit.backends.base import unsendable
 from tacit.data.federation import Federation
-from tacit.engine import Silence, prepare, run_experiment
+from tacit.engine import Engine, Silence, prepare, run_experiment
 from tacit.experiment import Experiment, resolve
 from tacit.kept import Kept
-from tacit.method import Task
+from tacit.method import Reply, Task, find_method, known_methods
 from tacit.payload import Payload
 from tacit.pieces.train import weights_of
-from tacit.record import Run
+from tacit.record import OpenRun, Run
 from tacit.sides import Moment
 from tacit.sites.jobs import Job
 from tacit.sites.rehearse import write_parties
@@ -196,3 +201,88 @@ def test_sites_say_the_same(local: Run, hostile: Experiment, tmp_path: Path) -> 
     changes = {"data.name": str(tmp_path / "parties" / "server"), "backend.name": "flower"}
     job = Job(resolve(hostile.to_dict(), changes).to_dict(), str(tmp_path / "run"), tuple(sites))
     assert outcome(run_at_sites(job, Here(sites), Silence())) == outcome(local)
+
+
+# --- Replies drawn at random, for every method from its declaration ------------------------------------------------
+
+EXTREME = [0.0, -1.0, 1e-40, 0.5, 1.0, 1e6, 1e7, 1e30, 3e38, math.inf, -math.inf, math.nan]
+NUMBERS = [*EXTREME, 5e-324, 1.7e308, 2**53, 2**62, 10**400, -(10**400), True]
+TYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool]
+
+
+def harmed(draw: st.DrawFn, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor like this one, with something changed: all of it, one number, its type, its sign or its shape."""
+    how, value = draw(st.sampled_from(["all", "one", "type", "minus", "shape"])), draw(st.sampled_from(EXTREME))
+    if how == "type":
+        return tensor.to(draw(st.sampled_from(TYPES)))
+    if how == "shape":
+        return tensor.flatten()[:-1]
+    if how == "minus":
+        return -tensor
+    changed = tensor.double().flatten()
+    changed[slice(None) if how == "all" else slice(0, 1)] = value
+    return changed.reshape(tensor.shape).to(tensor.dtype)
+
+
+@st.composite
+def hostile_replies(draw: st.DrawFn, honest: Reply) -> Reply:
+    send: dict[str, Any] = dict(honest.send)
+    for name in draw(st.lists(st.sampled_from([*send, "more"]), max_size=2)):
+        value = send.get(name)
+        how = draw(st.sampled_from(["harm", "harm", "number", "missing", "list"]))
+        if how == "missing":
+            send.pop(name, None)
+        elif how == "list" or name == "more":
+            send[name] = [1.0]
+        elif how == "harm" and isinstance(value, dict):
+            entry = draw(st.sampled_from(list(value)))
+            send[name] = {**value, entry: harmed(draw, value[entry])}
+        elif how == "harm" and isinstance(value, torch.Tensor):
+            send[name] = harmed(draw, value)
+        else:
+            send[name] = draw(st.sampled_from(NUMBERS))
+    examples = draw(st.sampled_from([honest.examples, honest.examples, *NUMBERS]))
+    metrics = draw(
+        st.sampled_from([honest.metrics, {}, {name: draw(st.sampled_from(EXTREME)) for name in honest.metrics}])
+    )
+    return dataclasses.replace(honest, send=send, examples=examples, metrics=metrics)
+
+
+@pytest.mark.parametrize("name", known_methods())
+def test_no_reply_ends_a_run_or_leaves_a_model_that_is_none(name: str, tmp_path: Path) -> None:
+    placement = "clients" if "clients" in find_method(name).placements else "server"
+    layers = {"method.name": name, "method.preset": "smoke", "data.placement": placement}
+    plan = prepare(resolve(layers, {"data.subset": 200, "data.test_subset": 20, "data.clients": 3}))
+    folder = OpenRun(tmp_path / "run", plan.experiment, resume=False)
+    try:
+        plan.split.save(folder.split_path)
+        federation = Federation(plan.dataset, plan.split, plan.setup.device)
+        backend = LocalBackend(plan.setup, federation, Kept(folder.kept_folder))
+        engine, stage, moment = Engine(plan, folder, backend, Silence()), plan.stages[-1], Moment("main", 0, 2, 0)
+        state = stage.method.server_start(engine._hub(Moment("main", -1, 2, 0)), {})
+        hub = engine._hub(moment)
+        tasks = stage.method.server_send(state, hub)
+        honest = backend.run(stage, moment, tasks, lambda done: None)
+        assert engine._usable(stage, moment, state, tasks, honest)[1] == []
+        if not honest:
+            return
+
+        @settings(max_examples=20, deadline=None, derandomize=True, database=None)
+        @given(st.data())
+        def never_ends(data: st.DataObject) -> None:
+            outcomes = list(honest)
+            for place in data.draw(st.lists(st.integers(0, len(outcomes) - 1), min_size=1, max_size=2)):
+                reply = data.draw(hostile_replies(honest[place].reply))
+                fault = unsendable(stage.method, reply)
+                outcomes[place] = dataclasses.replace(
+                    honest[place], reply=reply if not fault else Reply(send={}, examples=0), fault=fault
+                )
+            usable, refused = engine._usable(stage, moment, state, tasks, outcomes)
+            assert len(usable) + len(refused) == len(tasks)
+            merged = engine._merge(stage, moment, state, usable, 1, engine._hub(moment)).state if usable else state
+            payload.check(merged)
+            assert payload.first_not_finite(merged) == ""
+
+        never_ends()
+    finally:
+        folder.close()

@@ -1,16 +1,23 @@
 """On a local Ray cluster with two workers: the same bytes as in one process, also after a stop."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from runs import TINY, digest, timeless
+from tacit.backends.ray import _ray
 from tacit.engine import Silence, run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import Experiment, resolve
 
-ray = pytest.importorskip("ray")
+try:
+    ray = _ray("")  # as a run does, with a token of its own
+except TacitError as error:
+    pytest.skip(str(error), allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +55,19 @@ def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
     wanting = smoke("fedavg", "server", backend__name="ray", backend__gpus=0.5)
     with pytest.raises(TacitError, match=r"backend.gpus is 0.5 a worker, but the cluster has 0 GPUs"):
         run_experiment(wanting, tmp_path / "run")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_ray_takes_nothing_from_who_has_another_token() -> None:
+    join = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print('joined')"
+    words = [sys.executable, "-c", join, ray.get_runtime_context().gcs_address]
+    stranger = subprocess.run(
+        words,
+        env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert stranger.returncode != 0
+    assert "joined" not in stranger.stdout
+    assert "token" in (stranger.stdout + stranger.stderr).lower()

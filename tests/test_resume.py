@@ -1,12 +1,15 @@
 """Killed anywhere, it goes on and ends with the same bytes. Real processes, real kills."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from tacit.engine import Silence, run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import resolve
 from tacit.record import Run
+from tacit.sides import Moment
 
 SETTINGS = {
     "method.name": "fixmatch",
@@ -152,7 +156,7 @@ def test_lost_records_are_noticed(whole: Run, tmp_path: Path) -> None:
     (folder / "summary.json").write_text('{"half')
     lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
     (folder / "rounds.jsonl").write_text("".join([*lines[:2], "{broken\n", *lines[3:]]))
-    with pytest.raises(TacitError, match=r"rounds\.jsonl is damaged: 6 rounds are finished"):
+    with pytest.raises(TacitError, match=r"rounds\.jsonl: line 3, the record of round 2, is not as"):
         run_experiment(resolve(SETTINGS), folder, resume=True)
     (folder / "rounds.jsonl").write_text("".join(lines))
     mended = run_experiment(resolve(SETTINGS), folder, resume=True)  # and the broken summary is made again
@@ -199,6 +203,35 @@ def test_workers_do_not_outlive_a_killed_engine(tmp_path: Path) -> None:
     wait_for(lambda: rounds_done(folder) > before, resumed)
     resumed.kill()
     resumed.communicate()
+
+
+def test_a_killed_worker_does_not_end_the_run(whole: Run, tmp_path: Path) -> None:
+    """A new pool does what was not answered, also where the server that starts workers was killed, too."""
+    killed = []
+
+    class Killer(Silence):
+        def client_done(self, moment: Moment, done: int, asked: int) -> None:
+            if done == 1 and moment.step in (1, 2):
+                if moment.step == 2:
+                    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+                killed.append(multiprocessing.active_children()[0].pid)
+                os.kill(killed[-1], signal.SIGKILL)
+
+    pool = resolve(SETTINGS, {"backend.name": "pool", "backend.workers": 2})
+    assert digest(run_experiment(pool, tmp_path / "run", watcher=Killer())) == digest(whole)
+    assert len(killed) == 2
+    assert timeless(Run(tmp_path / "run")) == timeless(whole)
+
+
+def test_workers_that_die_again_and_again_end_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr("tacit.backends.pool.ProcessPoolExecutor.submit", broken)
+    with pytest.raises(TacitError, match=r"twice in a row .*--resume"):
+        run_experiment(resolve(SETTINGS, {"backend.name": "pool", "backend.workers": 2}), tmp_path / "run")
 
 
 def descendants(pid: int) -> list[int]:

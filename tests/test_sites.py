@@ -1,13 +1,16 @@
 """Sites without Flower: the same code, with the messages handed over in this process. Flower itself is in
 test_sites_flower.py."""
 
-import asyncio
 import io
 import json
+import socket
+import ssl
 import struct
+import threading
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +35,7 @@ from tacit.screen import SafeConsole
 from tacit.sites import process
 from tacit.sites.home import init_server, init_site, read_home, site_home
 from tacit.sites.jobs import Job
+from tacit.sites.keeper import check_certificate
 from tacit.sites.preview import preview_site, replies
 from tacit.sites.rehearse import write_parties
 from tacit.sites.relay import SOCKET, Desk, hand_over
@@ -132,9 +136,9 @@ def test_a_site_that_is_away_or_fails_is_named_and_the_round_goes_on(tmp_path: P
     ask = here.ask
 
     def broken(envelopes: Mapping[str, bytes], *rest: object) -> dict[str, bytes | Silent]:
+        hello = not here.seen
         answers = ask(envelopes, *rest)  # type: ignore[arg-type]
-        header, _ = unpack(answers["site-0"], Answer)  # type: ignore[arg-type]
-        return answers if header.kind == "hello" else {**answers, "site-1": Silent("it is not there")}
+        return answers if hello else {**answers, "site-1": Silent("it is not there")}
 
     here.ask = broken  # type: ignore[method-assign]
     run = run_at_sites(job, here, Silence())
@@ -183,7 +187,7 @@ def test_sites_say_no_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         "tacit.backends.flower.for_sites", lambda e: {**e.to_dict(), "method": {"name": str(tmp_path / "evil.py")}}
     )
-    assert "it has no method" in refusal(lie, sites)  # a path from elsewhere is never loaded
+    assert "a site takes no paths from elsewhere" in refusal(lie, sites)  # more in test_site_door.py
     monkeypatch.undo()
 
     monkeypatch.setattr("tacit.sites.site.tacit.__version__", "9.9")
@@ -314,30 +318,7 @@ def test_a_site_answers_strange_bytes_without_a_word_of_itself(tmp_path: Path) -
     assert len(said) == 3
 
 
-# --- The doors that Flower leaves open --------------------------------------------------------------------
-
-
-def call(path: str, client: str, server: str = "10.0.0.1") -> int:
-    """The status of a call to a guarded application that would answer 200 to anything."""
-    statuses: list[int] = []
-
-    async def application(scope: dict, receive: object, send: Callable) -> None:
-        await send({"type": "http.response.start", "status": 200})
-
-    async def note(message: dict) -> None:
-        statuses.append(message.get("status", 0))
-
-    scope = {"type": "http", "path": path, "client": (client, 5), "server": (server, 8443)}
-    asyncio.run(process.guarded(application)(scope, None, note))  # type: ignore[arg-type]
-    return statuses[0]
-
-
-def test_other_machines_reach_what_sites_need_and_nothing_else() -> None:
-    assert call("/v1/fleet/pull-messages", "10.0.0.9") == 200
-    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleet", "/V1/control/start-run"):
-        assert call(path, "10.0.0.9") == 403
-        assert call(path, "127.0.0.1") == 200
-        assert call(path, "10.0.0.1") == 200  # the server itself, by its own address
+# --- The doors that Flower leaves open (the guard of the server's port is in test_guard.py) -----------------
 
 
 def bundle(**changes: bytes) -> bytes:
@@ -402,6 +383,129 @@ def test_insecure_is_for_this_machine_alone(tmp_path: Path) -> None:
     init_server(tmp_path / "c", (), "127.0.0.1", 8443, insecure=True)
     assert read_home(tmp_path / "c").insecure
     assert not (tmp_path / "c" / "ca.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--port", "-3"], "--port is '-3'. Expected a port: a whole number from 1 to 65535"),
+        (["--port", "0"], "--port is '0'"),
+        (["--port", "99999"], "--port is '99999'"),
+        (["--port", "9" * 5000], "Expected a port"),
+        (["--port", "٨٤٤٣"], "--port is '٨٤٤٣'"),
+        (["--port", "1e3"], "--port is '1e3'"),
+        (["--host", "a b c"], "--host is 'a b c', which is no name and no address of a machine"),
+        (["--host", "hospital.example:8443"], "without a port"),
+        (["--host", "https://hospital.example"], "is no name"),
+        (["--host", "-a.example"], "is no name"),
+        (["--host", "256.1.1.1"], "is no name"),
+        (["--host", "bücher.example"], "is no name"),
+        (["--host", ""], "is no name"),
+        (["--host", "a" * 300], "is no name"),
+        (["--bind", "a b c"], "--bind is 'a b c'"),
+        (["--bind", "localhost:1"], "--bind is 'localhost:1'"),
+    ],
+)
+def test_a_server_that_cannot_be_is_refused_before_anything_is_written(
+    words: list[str], why: str, tmp_path: Path
+) -> None:
+    from typer.testing import CliRunner
+
+    from tacit.cli.app import complete
+
+    home = tmp_path / "new"
+    result = CliRunner().invoke(complete(), ["site", "init-server", *words, "--home", str(home)])
+    assert isinstance(result.exception, TacitError)  # what `tacit` shows as a sentence
+    assert why in str(result.exception)
+    assert len(str(result.exception)) < 500
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    "server", ["", "x", ":1", "x:", "x:٨٤٤٣", "x:-3", "x:99999", "a b c:1", "http://x:1", "x:1:2", "[::1]", "x\0:1"]
+)
+def test_a_server_that_cannot_be_reached_by_that_name_is_refused(server: str, tmp_path: Path) -> None:
+    with pytest.raises(TacitError, match="--server is"):
+        init_site(tmp_path / "new", "north", server, insecure=False)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_home_that_is_a_file_or_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for home in (file, file / "below", tmp_path / "nul\0", tmp_path / ("long" * 100)):
+        for make in (
+            lambda home: init_site(home, "north", "x:1", insecure=False),
+            lambda home: init_server(home, (), "127.0.0.1", 8443, insecure=False),
+        ):
+            with pytest.raises(TacitError, match=r"--home|cannot be made"):
+                make(home)
+    assert file.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "change", ["port = 'x'", "port = true", "port = 0", "bind = 'a b'", "hosts = ['a b']", "largest_reply_mb = 'x'"]
+)
+def test_settings_that_were_spoilt_are_told(change: str, tmp_path: Path) -> None:
+    init_server(tmp_path / "s", ("x",), "127.0.0.1", 8443, insecure=True)
+    path = tmp_path / "s" / "server.toml"
+    key = change.split()[0]
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith(key + " =")))
+    text = path.read_text().replace('hosts = [\n    "x",\n]', "") if key == "hosts" else path.read_text()
+    path.write_text(change + "\n" + text)
+    with pytest.raises(TacitError, match=r"settings in .* cannot be read"):
+        read_home(tmp_path / "s")
+
+
+def test_the_address_of_a_server_on_its_own_machine(tmp_path: Path) -> None:
+    for number, (bind, address) in enumerate(
+        [("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1"), ("::1", "[::1]:1"), ("10.1.2.3", "10.1.2.3:1")]
+    ):
+        assert init_server(tmp_path / str(number), (), bind, 1, insecure=False).local_address == address
+
+
+def test_another_server_is_told_at_once(tmp_path: Path) -> None:
+    """Two servers with keys of their own: a handshake tells them apart, and both from one that does not encrypt."""
+    pytest.importorskip("cryptography")
+    for name in ("right", "other"):
+        init_server(tmp_path / name, (), "127.0.0.1", 8443, insecure=False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "right" / "server.crt", tmp_path / "right" / "server.key")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        home = init_site(tmp_path / "site", "north", f"localhost:{port}", insecure=False)
+
+        def meet(secure: bool) -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                if secure:
+                    context.wrap_socket(connection, server_side=True).close()
+                else:
+                    connection.recv(1000)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        def check(ca: bytes, secure: bool = True) -> None:
+            (home.folder / "ca.crt").write_bytes(ca)
+            thread = threading.Thread(target=meet, args=(secure,))
+            thread.start()
+            try:
+                check_certificate(home)
+            finally:
+                thread.join()
+
+        right, other = ((tmp_path / name / "ca.crt").read_bytes() for name in ("right", "other"))
+        check(right)
+        with pytest.raises(TacitError, match=r"is not the one that ca\.crt belongs to.* Nothing was sent"):
+            check(other)
+        with pytest.raises(TacitError, match="does not encrypt"):
+            check(right, secure=False)
+        (home.folder / "ca.crt").write_bytes(b"garbage")
+        with pytest.raises(TacitError, match="is no certificate"):
+            check_certificate(home)
+    (home.folder / "ca.crt").write_bytes(right)
+    check_certificate(home)  # nobody listens now: that is no reason to give up
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", ".hidden", "a" * 80])

@@ -5,18 +5,26 @@ Slow for a test (Flower starts a process for every message), so all runs go on a
 
 import json
 import shutil
+import socket
+import ssl
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
-from site_world import World, until
+from site_world import World, command_of, descendants, listening, memory_of, until
 
 from runs import TINY, digest
 from tacit.engine import run_experiment
 from tacit.experiment import resolve
 from tacit.record import Run
-from tacit.sites.home import init_server
+from tacit.sites.control import Control
+from tacit.sites.guard import signature_headers
+from tacit.sites.home import init_server, server_home
+from tacit.sites.process import own_app, own_bundle
 
 pytest.importorskip("flwr")
+from flwr.cli.build import build_fab_from_files
 
 SPLIT = {"data.placement": "server", "data.clients": 3, **TINY}
 METHODS = {
@@ -24,25 +32,26 @@ METHODS = {
     "feddb": {},
     "bsemifl": {},
 }
-# One file name, and what each party has under it. Sites run their own: a hostile site simply has other code.
+# The same file everywhere, as sites and server demand; beside it lies what a hostile site makes of its model.
 ODD = """
 import torch
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 from tacit.method import Method, Reply
-from tacit.payload import weights_in
 
 @dataclass(frozen=True)
 class Odd(Method):
     presets: ClassVar = {"paper": {}, "smoke": {}}
     def client_train(self, task, kept, me):
         model = {name: tensor + 1 for name, tensor in task.weights("model").items()}
-        WHAT
+        lie = Path(__file__).with_name("lie")
+        if lie.exists():
+            model = eval(lie.read_text(), {"torch": torch, "model": model})
         return Reply(send={"model": model}, examples=1)
 """
-HONEST = "pass"
-NAN = "model = {name: tensor * float('nan') for name, tensor in model.items()}"
-LARGE = "model = {name: torch.zeros(100 * tensor.numel()) for name, tensor in model.items()}"
+NAN = "{name: tensor * float('nan') for name, tensor in model.items()}"
+LARGE = "{name: torch.zeros(100 * tensor.numel()) for name, tensor in model.items()}"
 # Counts its visits in what it keeps; the busy one takes its time, the patient one waits while a file says so.
 SLOW = """
 import time
@@ -103,11 +112,13 @@ def build(world: World) -> None:
         code = folder / "code" / name
         code.mkdir(parents=True)
         (code / "slow.py").write_text(SLOW)
-        (code / "odd.py").write_text(ODD.replace("WHAT", (HONEST, NAN, LARGE, HONEST)[number]))
+        (code / "odd.py").write_text(ODD)
+        if number in (1, 2):
+            (code / "lie").write_text({1: NAN, 2: LARGE}[number])
         if number < 3:  # the fourth is never registered
             shutil.copy(folder / name / f"{name}.pub", world.home / "sites")
     for name in ("odd", "slow", "absent"):
-        text = (SLOW if name == "slow" else ODD.replace("WHAT", HONEST)).replace("Odd", name.title())
+        text = (SLOW if name == "slow" else ODD).replace("Odd", name.title())
         (folder / f"{name}.py").write_text(text)
     world.serve()
     for number in range(3):
@@ -175,16 +186,131 @@ def test_strangers_are_refused_and_told_why(world: World) -> None:
     fooled, unknown = world.sites["fooled"], world.sites["site-3"]
     assert fooled.end(60) == 2
     assert "is not the one that ca.crt belongs to" in fooled.said()
+    assert not (world.folder / "fooled" / "log").exists()  # told before Flower was started
     unknown.wait_for("does not know this site's key", 60)
     assert "Joined" not in unknown.said()
     world.server.wait_for("a key that is not registered tried to join", 60)
-    unknown.stop()
     assert "site-3" not in world.once("site", "status", "--home", world.home)
+
+
+def test_the_folder_of_keys_is_the_truth_at_once(world: World) -> None:
+    """A key that comes is let in, one that goes is refused in a running server, one that comes back is let in again."""
+    site, key = world.sites["site-3"], world.folder / "site-3" / "site-3.pub"
+    for times in (1, 2):
+        shutil.copy(key, world.home / "sites")
+        site.wait_for("Joined", 120, times=times)
+        before = site.said().count("does not know this site's key")
+        assert "site-3 is removed" in world.once("site", "remove", "site-3", "--home", world.home)
+        site.wait_for("does not know this site's key", 120, times=before + 1)
+        world.server.wait_for("site-3 is no longer registered", 60, times=times)
+        assert "site-3" not in world.once("site", "status", "--home", world.home)
+    shutil.copy(key, world.home / "sites")  # the next test takes it away while the server is down
+    site.wait_for("Joined", 120, times=3)
+
+
+def test_another_process_of_this_machine_starts_nothing(world: World) -> None:
+    """It has ca.crt, which is public, and reaches the port. Then it has the secret, and comes with another app."""
+    import httpx
+    from flwr.proto.control_pb2 import ListNodesRequest, StartRunRequest
+    from flwr.proto.fab_pb2 import Fab
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+    with httpx.Client(verify=str(world.home / "ca.crt"), base_url=f"https://localhost:{world.port}") as client:
+
+        def post(path: str, message: Any, **headers: str) -> httpx.Response:
+            headers |= {"content-type": "application/protobuf"}
+            return client.post(path, content=message.SerializeToString(), headers=headers)
+
+        start = StartRunRequest(fab=Fab(content=own_bundle()))
+        secret = {"tacit-secret": (world.home / "secret").read_text()}
+        for headers in ({}, {"tacit-secret": "guess"}):
+            assert post("/v1/control/start-run", start, **headers).status_code == 403
+            assert post("/v1/control/list-nodes", ListNodesRequest(), **headers).status_code == 403
+            assert post("/v1/runtime/acquire-task", AcquireTaskRequest(), **headers).status_code == 403
+            assert client.get("/docs", headers=headers).status_code == 405
+        other = build_fab_from_files({**own_app(), "tacit_site/server_app.py": b"import os; os.abort()"})[0]
+        answer = post("/v1/control/start-run", StartRunRequest(fab=Fab(content=other)), **secret)
+        assert answer.status_code == 403
+        assert "the app of its own tacit and no other" in answer.text
+        assert post("/v1/runtime/create-task", AcquireTaskRequest(), **secret).status_code == 404
+        assert post("/v1/control/list-nodes", ListNodesRequest(), **secret).status_code == 200  # it is the secret
+
+
+def test_a_signature_is_for_one_message_once(world: World) -> None:
+    """The call of a real site, made by hand with its key: taken; the same again, and with another body: refused."""
+    import httpx
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+    from flwr.supernode.fleet_http_connection import NodeAuthHttpInterceptor
+
+    key = load_ssh_private_key((world.folder / "site-0" / "key").read_bytes(), None)
+    mine = public_key_to_bytes(key.public_key())
+    path = "/v1/fleet/send-node-heartbeat"
+    (node,) = [site.node for site in Control(server_home(world.home)).sites() if site.public_key == mine]
+    beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=10)
+
+    with httpx.Client(verify=str(world.home / "ca.crt"), base_url=f"https://localhost:{world.port}") as client:
+
+        class Context:
+            request = client.build_request("POST", path, content=beat.SerializeToString())
+
+        plain = NodeAuthHttpInterceptor(key, key.public_key())
+        plain.intercept(Context, lambda context: None)
+        flowers = {**Context.request.headers, "content-type": "application/protobuf"}
+        time = flowers["flwr-timestamp"]
+
+        def send(body: bytes, **more: str) -> int:
+            headers = {name: value for name, value in flowers.items() if name.startswith(("flwr", "content-type"))}
+            return client.post(path, content=body, headers=headers | more).status_code
+
+        body = beat.SerializeToString()
+        assert send(body) == 401  # Flower's own signature, of the time alone, is not enough
+        ours = signature_headers(lambda text: sign_message(key, text), "POST", path, time, body)
+        assert send(body + body, **ours) == 401
+        ours = signature_headers(lambda text: sign_message(key, text), "POST", path, time, body)
+        assert send(body, **ours) == 200
+        assert send(body, **ours) == 401
+
+
+@pytest.mark.parametrize("how", ["told", "chunked", "header"])
+def test_what_nobody_may_send_is_not_kept_in_memory(world: World, how: str) -> None:
+    """300 MB to the port without a key: Flower alone would hold all of it, twice."""
+    superlink = next(pid for pid in descendants(world.server.popen.pid) if "superlink" in command_of(pid))
+    before = memory_of(superlink)
+    trusted = ssl.create_default_context(cafile=str(world.home / "ca.crt"))
+    piece = b"x" * (1 << 20)
+    with (
+        socket.create_connection(("localhost", world.port), timeout=60) as plain,
+        trusted.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Type: application/protobuf\r\n"
+        head += {"told": b"Content-Length: 314572800\r\n\r\n", "chunked": b"Transfer-Encoding: chunked\r\n\r\n"}.get(
+            how, b""
+        )
+        answer = b""
+        with suppress(OSError):  # it may hang up
+            connection.sendall(head)
+            for number in range(300):
+                chunk = {"chunked": b"100000\r\n" + piece + b"\r\n", "header": b"x-%d: " % number + piece + b"\r\n"}
+                connection.sendall(chunk.get(how, piece))
+            answer = connection.recv(100)
+    assert answer.split()[1:2] in ([], [b"401"], [b"400"])  # 400: too many headers, known before there is a call
+    assert memory_of(superlink) - before < 100 << 20
+    assert world.server.popen.poll() is None
+
+
+def test_the_server_opens_one_port_and_a_site_none(world: World) -> None:
+    assert listening(world.server) == {world.port}
+    for name in ("site-0", "site-1", "site-2"):
+        assert listening(world.sites[name]) == set()
+        assert any("supernode" in command_of(pid) for pid in descendants(world.sites[name].popen.pid))
 
 
 def test_a_killed_site_comes_back_and_a_killed_server_goes_on(world: World) -> None:
     out, rounds = world.folder / "slow", 5
-    words = ["--data", world.folder / "parties" / "server", "--patience", "400"]
+    words = ["--data", world.folder / "parties" / "server", "--patience", "400", "--sites", "site-0,site-1,site-2"]
     words += sets({"method.name": world.folder / "slow.py", "method.preset": "smoke", "rounds": rounds})
     run = world.run(out, *words)
     code = world.folder / "code"
@@ -205,8 +331,12 @@ def test_a_killed_site_comes_back_and_a_killed_server_goes_on(world: World) -> N
     world.server.kill()
     assert run.end(120) == 2
     assert "--resume" in run.said()
+    (world.home / "sites" / "site-3.pub").unlink()
+    away = world.sites["site-3"].said().count("does not know this site's key")
     world.serve()
     world.server.wait_for("The server listens", 240, times=2)
+    world.server.wait_for("site-3 is no longer registered", 60, times=3)
+    world.sites["site-3"].wait_for("does not know this site's key", 120, times=away + 1)
     again = world.run(out, *words, "--resume", "--wait", "240")
     assert again.end(400) == 0, again.said()
     records = Run(out).records

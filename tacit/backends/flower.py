@@ -21,11 +21,15 @@ from tacit.method import Reply, Stage, Task
 from tacit.payload import Limits, Weights
 from tacit.pieces.train import predict
 from tacit.sides import Labeled, Moment, Setup, Workbench
+from tacit.sites.accept import for_sites
 from tacit.sites.envelope import from_record, to_record
 from tacit.sites.wire import WHO, Answer, Ask, SharedFacts, pack, unpack
 from tacit.text import safe
 
 ROOM = 1 << 20  # a reply may be this much larger than four times what was sent down
+PING = 30.0  # seconds that a site which was silent has to say its name, before it is asked for work again
+LONGEST_FAULT = 400  # characters of what a site says that go into the record
+LEFT_OUT = "left out by the server's operator"
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,9 @@ class Federated:
     sites: tuple[str, ...]  # the place in this list is the client's number
     facts: SharedFacts
     labeled: tuple[int, ...] = ()
+    images: tuple[int, ...] | None = None  # how many images each site registered; None: nobody was asked yet
+    left_out: tuple[str, ...] = ()  # sites that are never asked again; their numbers stay theirs
+    method_sha256: str = ""  # of the method's file, if it is none of tacit's own
     patience: float = 3600.0  # seconds that a round waits for its last reply
     largest_reply: int = 0  # bytes (0: four times what was sent down, and a megabyte)
 
@@ -61,6 +68,7 @@ class Federated:
                 "version": tacit.__version__,
                 "run": self.run,
                 "experiment": for_sites(experiment),
+                "method_sha256": self.method_sha256,
                 "facts": self.facts,
                 "site": self.sites[client],
                 "client": client,
@@ -69,15 +77,6 @@ class Federated:
                 **moment,
             }
         )
-
-
-def for_sites(experiment: Experiment) -> dict[str, object]:
-    """The experiment without what is only true on the server's machine: its paths."""
-    settings = experiment.to_dict()
-    settings["data"] |= {"name": "own", "split": ""}
-    settings["method"] |= {"name": settings["method"]["name"].rsplit("/", 1)[-1]}
-    settings["title"], settings["paper"] = "", {}
-    return settings
 
 
 class FlowerBackend:
@@ -92,22 +91,49 @@ class FlowerBackend:
         self.federated = federated
         self.transport = transport
         self.bench = Workbench(setup)
+        self._silent: dict[str, str] = {}  # sites that did not answer when they were last asked: when, and why
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
+        self._listen({self.federated.sites[task.client] for task in tasks})
         for number, wave in enumerate(waves(tasks)):
             places = {self.federated.sites[task.client]: (place, task) for place, task in wave}
-            envelopes = {name: self._envelope(stage, moment, number, task) for name, (_, task) in places.items()}
+            skipped = {name: why for name in places if (why := self._why_not(name))}
+            envelopes = {
+                name: self._envelope(stage, moment, number, task)
+                for name, (_, task) in places.items()
+                if name not in skipped
+            }
             answered: list[str] = []
 
             def count(name: str, before: int = len(outcomes), answered: list[str] = answered) -> None:
                 answered.append(name)
                 done(before + len(answered))
 
-            answers = self.transport.ask(envelopes, self.federated.patience, count)
+            answers = self.transport.ask(envelopes, self.federated.patience, count) if envelopes else {}
             for name, (place, task) in places.items():
-                outcomes[place] = self._outcome(task, answers.get(name, Silent("it did not answer")))
+                answer = answers.get(name, Silent(skipped.get(name, "it did not answer")))
+                outcomes[place] = self._outcome(task, answer)
+                if isinstance(answer, Silent) and name not in skipped:
+                    self._silent[name] = f"since {moment.stage} round {moment.round + 1} ({answer.why})"
         return [outcomes[place] for place in range(len(tasks))]
+
+    def _why_not(self, name: str) -> str:
+        """Why a site is not asked; '' if it is."""
+        if name in self.federated.left_out:
+            return LEFT_OUT
+        return f"not asked: silent {self._silent[name]}, and not heard of again" if name in self._silent else ""
+
+    def _listen(self, names: set[str]) -> None:
+        """Sites that were silent are asked for their names first: waiting for them once more would cost all the
+        patience of a round, and the next one's, too."""
+        silent = [name for name in self._silent if name in names and name not in self.federated.left_out]
+        if silent:
+            patience = min(PING, self.federated.patience)
+            answers = self.transport.ask(dict.fromkeys(silent, WHO), patience, lambda name: None)
+            for name in silent:
+                if answers.get(name) == name.encode():
+                    del self._silent[name]
 
     def _envelope(self, stage: Stage, moment: Moment, wave: int, task: Task) -> bytes:
         when = {"stage": moment.stage, "round": moment.round, "rounds": moment.rounds, "step": moment.step}
@@ -118,12 +144,12 @@ class FlowerBackend:
         nothing = Reply(send={}, examples=0, client=task.client, group=task.group)
         name = self.federated.sites[task.client]
         if isinstance(answer, Silent):
-            return Outcome(nothing, None, 0.0, fault=f"{name}: {answer.why}")
+            return Outcome(nothing, None, 0.0, fault=f"{name}: {safe(answer.why, LONGEST_FAULT)}")
         largest = self.federated.largest_reply or 4 * payload.nbytes(task.send) + ROOM
         try:
             reply = read_reply(answer, task, largest)
         except TacitError as error:
-            return Outcome(nothing, None, 0.0, fault=f"{name}: {error}")
+            return Outcome(nothing, None, 0.0, fault=f"{name}: {safe(error, LONGEST_FAULT)}")
         return Outcome(reply, None, 0.0)
 
     def predict_test(self, weights: Weights) -> Tensor:
@@ -154,14 +180,21 @@ def read_reply(answer: bytes, task: Task, largest: int) -> Reply:
 
 
 def say_hello(
-    experiment: Experiment, federated: Federated, transport: Transport, patience: float, wait: float = 0.0
+    experiment: Experiment,
+    federated: Federated,
+    transport: Transport,
+    patience: float,
+    wait: float = 0.0,
+    done: int = 0,
 ) -> Federated:
     """Ask every site whether it can take part; the federation with what they said, or all their refusals at once.
 
     A site that is away is asked again for `wait` seconds: a server that was just restarted may believe a site to be
-    there whose connection is only being made anew.
+    there whose connection is only being made anew. `done` is how many rounds are finished. Of a site that is left out,
+    what it said earlier stays as it was.
     """
-    envelopes = {name: pack(federated.ask(experiment, number, "hello")) for number, name in enumerate(federated.sites)}
+    numbers = {name: k for k, name in enumerate(federated.sites) if name not in federated.left_out}
+    envelopes = {name: pack(federated.ask(experiment, number, "hello", step=done)) for name, number in numbers.items()}
     end = time.monotonic() + wait
     answers = transport.ask(envelopes, patience, lambda name: None)
     while time.monotonic() < end:
@@ -170,26 +203,34 @@ def say_hello(
             break
         time.sleep(1.0)
         answers |= transport.ask({name: envelopes[name] for name in away}, patience, lambda name: None)
-    faults, labeled = [], []
-    for number, name in enumerate(federated.sites):
-        answer = answers.get(name, Silent("it did not answer"))
+    faults = []
+    labeled = set(federated.labeled) - set(numbers.values())
+    images = list(federated.images or [0] * len(federated.sites))
+    for name, number in numbers.items():
         try:
-            if isinstance(answer, Silent):
-                raise TacitError(answer.why)
-            header, _ = unpack(answer, Answer, ROOM)
-            if header.kind != "hello":
-                raise TacitError(header.why or "an answer to another question")
-            labeled += [number] if header.labeled else []
+            header = _hello_in(answers.get(name, Silent("it did not answer")), number)
+            images[number] = header.images
+            labeled |= {number} if header.labeled else set()
         except TacitError as error:
-            faults.append(f"  {safe(name)}: {safe(error, 1000)}")
+            faults.append(f"  {safe(name)}: {safe(error, LONGEST_FAULT)}")
     if faults:
         raise TacitError("The run did not start, because not every site can take part:\n" + "\n".join(faults))
-    return replace(federated, labeled=tuple(labeled))
+    return replace(federated, labeled=tuple(sorted(labeled)), images=tuple(images))
+
+
+def _hello_in(answer: bytes | Silent, client: int) -> Answer:
+    if isinstance(answer, Silent):
+        raise TacitError(answer.why)
+    header, _ = unpack(answer, Answer, ROOM)
+    if header.kind != "hello" or header.client != client:
+        raise TacitError(header.why or "an answer to another question")
+    return header
 
 
 # --- Flower -----------------------------------------------------------------------------------------------
 
 POLL = 0.3  # seconds between looks for replies
+PUSHES = 3  # times that Flower is given the same messages
 
 
 class Grid:
@@ -206,7 +247,7 @@ class Grid:
         if self.insecure:
             new = [node.node_id for node in nodes if node.node_id not in self._told]
             answers = self._exchange(dict.fromkeys(new, WHO), 30.0, lambda node: None)
-            self._told |= {node: data.decode() for node, data in answers.items() if isinstance(data, bytes)}
+            self._told |= {node: _name(data) for node, data in answers.items() if isinstance(data, bytes)}
             return {self._told[node.node_id]: node.node_id for node in nodes if node.node_id in self._told}
         return {node.name: node.node_id for node in nodes if node.name}
 
@@ -225,14 +266,7 @@ class Grid:
         self, envelopes: Mapping[int, bytes], patience: float, done: Callable[[int], None]
     ) -> dict[int, bytes | Silent]:
         """Push, then look for replies at our own pace (Flower's own send_and_receive sleeps three seconds)."""
-        from flwr.app import Message
-
-        nodes = list(envelopes)
-        messages = [
-            Message(to_record(envelopes[node]), dst_node_id=node, message_type="query", ttl=patience + 60)
-            for node in nodes
-        ]
-        waiting = dict(zip(self.grid.push_messages(messages), nodes, strict=True)) if messages else {}
+        waiting = self._push(envelopes, patience) if envelopes else {}
         answers: dict[int, bytes | Silent] = {}
         end = time.monotonic() + patience
         while waiting and time.monotonic() < end:
@@ -243,6 +277,31 @@ class Grid:
                     done(node)
             time.sleep(POLL if waiting else 0)
         return answers | {node: Silent(f"no answer within {patience:g} s") for node in waiting.values()}
+
+    def _push(self, envelopes: Mapping[int, bytes], patience: float) -> dict[str, int]:
+        """The nodes by the numbers of the messages to them.
+
+        On a busy machine Flower repeats a request, takes the repetition for a mistake and gives the push up. Then it is
+        pushed anew; a site that got the first message, too, does the same work twice.
+        """
+        from flwr.app import Message
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+        for attempt in range(PUSHES):
+            messages = [
+                Message(to_record(envelope), dst_node_id=node, message_type="query", ttl=patience + 60)
+                for node, envelope in envelopes.items()
+            ]
+            try:
+                return dict(zip(self.grid.push_messages(messages), envelopes, strict=True))
+            except ObjectPushError:
+                time.sleep(POLL * attempt)
+        raise TacitError(f"Flower did not take the messages to the sites, {PUSHES} times. See the server's log.")
+
+
+def _name(answer: bytes) -> str:
+    """The name that a site gives itself, as far as it is one."""
+    return safe(answer[:100].decode("ascii", "replace"), 100)
 
 
 def _answer(message: Any) -> bytes | Silent:

@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -26,6 +26,7 @@ from tacit.data.split import load_split
 from tacit.errors import TacitError
 from tacit.evaluate import PREDICT_BATCH
 from tacit.experiment import Experiment
+from tacit.files import sweep
 from tacit.kept import Census, Kept
 from tacit.method import Reply, Stage, Task
 from tacit.payload import Parcel, Weights, Written, at_hand, pack
@@ -110,32 +111,26 @@ class PoolBackend:
         self.images = split.parent / "images"  # only while the pool lives, and only if they lie in no file yet
         self.workers = workers
         self.seconds: dict[int, float] = {}  # how long each client took last time: the longest start first
-        self.executor = ProcessPoolExecutor(
-            workers,
-            mp_context=_context(),
-            initializer=_start,
-            initargs=(experiment.to_dict(), share(federation.dataset, self.images), split, kept),
-        )
+        self.start_with = (experiment.to_dict(), share(federation.dataset, self.images), split, kept)
+        self.executor = self._start()
+
+    def _start(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(self.workers, mp_context=_context(), initializer=_start, initargs=self.start_with)
 
     def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
         self.census.forget(moment.step)
         self.inbox.open(len(tasks))
         written: Written = {}  # what many clients are sent alike is written once
         for number, wave in enumerate(waves(tasks)):
-            futures: dict[Future[tuple[Parcel, Outcome]], int] = {}
+            jobs: dict[int, tuple[object, ...]] = {}
             for place, task in sorted(wave, key=lambda pair: -self._expected(pair[1].client)):
                 send, answer = pack(task.send, self.inbox.path(f"task-{place}"), written), self.inbox.path(place)
-                future = self._submit(_run, moment, number, task.client, task.group, send, answer)
-                futures[future] = place
-            waiting = set(futures)
-            while waiting:
-                ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in ready:
-                    sent, bare = self._result(future)
-                    reply: Reply = replace(bare.reply, send=sent.open())
-                    self.inbox.put(futures.pop(future), replace(bare, reply=reply))  # no future holds on to it
-                    self.seconds[reply.client] = bare.seconds
-                    done(len(self.inbox))
+                jobs[place] = (moment, number, task.client, task.group, send, answer)
+            for place, (sent, bare) in self._results(_run, jobs):
+                reply: Reply = replace(bare.reply, send=sent.open())
+                self.inbox.put(place, replace(bare, reply=reply))
+                self.seconds[reply.client] = bare.seconds
+                done(len(self.inbox))
         self.census.look(task.client for task in tasks)
         return self.inbox.in_order()
 
@@ -143,8 +138,8 @@ class PoolBackend:
         count = len(self.federation.split.test)
         send = pack({"model": weights}, self.inbox.path("test"))
         step = max(PREDICT_BATCH, -(-count // (self.workers * PREDICT_BATCH)) * PREDICT_BATCH)
-        parts = [self._submit(_predict, send, start, start + step) for start in range(0, count, step)]
-        return torch.cat([self._result(part) for part in parts])
+        parts = dict(self._results(_predict, {start: (send, start, start + step) for start in range(0, count, step)}))
+        return torch.cat([parts[start] for start in sorted(parts)])
 
     def kept_bytes(self) -> int:
         return self.census.nbytes()
@@ -152,23 +147,56 @@ class PoolBackend:
     def _expected(self, client: int) -> float:
         return self.seconds.get(client, float(self.federation.client_size(client)))
 
+    def _results(self, work: Callable[..., T], jobs: Mapping[int, tuple[object, ...]]) -> Iterator[tuple[int, T]]:
+        """What each job gives, with its key, as they get ready.
+
+        A worker that dies takes the whole pool with it. What is not answered is then done again by a new one, with
+        the same result: a client finds what it had kept before its task. Only who dies twice in a row ends the run.
+        """
+        left, died = dict(jobs), 0
+        while left:
+            try:
+                for key, result in self._attempt(work, left):
+                    died = 0
+                    yield key, result
+            except BrokenProcessPool:
+                died += 1
+                if died == 2:
+                    raise TacitError(
+                        "A worker process died or could not start, twice in a row (killed, out of memory, or the error "
+                        "printed above). What was finished is saved: go on with --resume, with fewer workers if memory "
+                        "is short (backend.workers=1)."
+                    ) from None
+                self._stop()
+                sweep(self.census.kept.folder)  # what it was writing
+                self.executor = self._start()
+
+    def _attempt(self, work: Callable[..., T], left: dict[int, tuple[object, ...]]) -> Iterator[tuple[int, T]]:
+        """Try to do all that is left; what was answered is taken out of it."""
+        futures = {self._submit(work, *arguments): key for key, arguments in left.items()}
+        waiting = set(futures)
+        while waiting:
+            ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            while ready:  # no future holds on to a result
+                future = ready.pop()
+                key, result = futures.pop(future), future.result()
+                del left[key], future
+                yield key, result
+
     def _submit(self, work: Callable[..., T], *arguments: object) -> "Future[T]":
-        with _no_main():  # a process may be started by any submit
-            return self.executor.submit(work, *arguments)
-
-    def _result(self, future: "Future[T]") -> T:
         try:
-            return future.result()
-        except BrokenProcessPool:
-            raise TacitError(
-                "A worker process died or could not start (killed, out of memory, or the error printed above). What "
-                "was finished is saved: go on with --resume, with fewer workers if memory is short (backend.workers=1)."
-            ) from None
+            with _no_main():  # a process may be started by any submit
+                return self.executor.submit(work, *arguments)
+        except (EOFError, OSError) as error:  # the server that starts workers was killed
+            raise BrokenProcessPool(str(error)) from error
 
-    def close(self) -> None:
+    def _stop(self) -> None:
         for process in list((self.executor._processes or {}).values()):
             process.kill()  # nothing is lost: what matters is on disk already
         self.executor.shutdown(wait=True, cancel_futures=True)
+
+    def close(self) -> None:
+        self._stop()
         self.inbox.clear()
         shutil.rmtree(self.images, ignore_errors=True)
 

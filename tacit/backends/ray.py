@@ -5,6 +5,8 @@ this backend is for simulations on your own cluster, never for sites of other pe
 """
 
 import os
+import secrets
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +29,9 @@ from tacit.payload import Weights
 from tacit.sides import Moment
 
 
-def _ray() -> Any:
+def _ray(address: str) -> Any:
+    if not address and "ray" not in sys.modules:  # it reads this once
+        _own_token()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -35,6 +39,16 @@ def _ray() -> Any:
     except ImportError:
         raise TacitError("backend.name = 'ray' needs Ray: pip install 'tacit[ray]'") from None
     return ray
+
+
+def _own_token() -> None:
+    """Ray started here listens on all addresses of this machine and runs what it is told: only with this token.
+
+    Ray before 2.52 knows no tokens.
+    """
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if os.environ["RAY_AUTH_MODE"] == "token":
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 class RayWorker:
@@ -65,7 +79,7 @@ class RayBackend:
     """Starts a Ray cluster here, or joins the one at `backend.address`, and keeps its workers for the whole run."""
 
     def __init__(self, experiment: Experiment, federation: Federation, kept: Path) -> None:
-        self.ray = ray = _ray()
+        self.ray = ray = _ray(experiment.backend.address)
         self.federation = federation
         self.kept = Kept(kept, experiment.keep)
         self.census = Census(self.kept)

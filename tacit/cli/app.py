@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.text import Text
@@ -15,7 +15,7 @@ from tacit.cli.report import report, watch
 from tacit.cli.use import register as register_use
 from tacit.errors import TacitError
 from tacit.screen import SafeConsole
-from tacit.text import safe_lines
+from tacit.text import safe, safe_lines
 
 if TYPE_CHECKING:
     from tacit.cli.progress import View
@@ -43,6 +43,14 @@ Track = Annotated[
 ]
 
 
+FromRound = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", help="go back to the state after N rounds of all stages (see keep.checkpoints) and go on"
+    ),
+]
+
+
 LONGEST_ERROR = 10_000  # characters of an error that are shown
 
 
@@ -64,6 +72,7 @@ def run(
     set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run (default: runs/NAME-seedN)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on if a run is there, else start")] = False,
+    from_round: FromRound = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be done, and do nothing")] = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -71,7 +80,7 @@ def run(
 ) -> None:
     """Run an experiment."""
     from tacit.experiment import resolve
-    from tacit.record import default_out
+    from tacit.record import default_out, roll_back
 
     view = view_of(quiet, json)
     experiment = resolve(*layers(recipe, set_))
@@ -82,6 +91,10 @@ def run(
         return
     name = recipe or Path(experiment.method["name"]).stem
     folder = out or default_out(name, experiment.seed)
+    if from_round is not None:
+        if not resume:
+            raise TacitError("--from-round goes back in a run that is there: add --resume.")
+        roll_back(folder, from_round)
     run_and_show(experiment, folder, resume, command_again(recipe, set_, folder, track), view=view, track=track or ())
 
 
@@ -109,15 +122,17 @@ def run_and_show(
     screen: SafeConsole | None = None,
 ) -> Any:
     """Run with progress; Ctrl-C says how to go on and exits with 130."""
+    from tacit.checks import check_run
     from tacit.cli.data import load_shown
     from tacit.cli.progress import print_json, watcher_for
     from tacit.engine import run_experiment
     from tacit.trackers import Together, trackers
 
     screen = screen or console(error=view != "auto")  # the standard output is for programs, or for nobody
+    check_run(experiment, folder)  # before data is fetched
     watcher = Together(watcher_for(screen, label, view), *trackers(track, folder))
     try:
-        if view == "auto":
+        if view == "auto" and not experiment.data.sites:
             load_shown(experiment.data.name, screen)
         finished = run_experiment(experiment, folder, resume=resume, watcher=watcher)
     except KeyboardInterrupt:
@@ -149,23 +164,42 @@ def run_and_show(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="the run folder")],
+    from_round: FromRound = None,
     quiet: Quiet = False,
     json: Json = False,
     track: Track = None,
 ) -> None:
     """Go on with a run that was stopped, with its own settings."""
-    from tacit.record import Run
+    from tacit.record import Run, roll_back
 
     again = shlex.join(["tacit", "resume", str(folder), *(word for name in track or [] for word in ("--track", name))])
     view = view_of(quiet, json)
+    if from_round is not None:
+        roll_back(folder, from_round)
     run_and_show(Run(folder).experiment, folder, resume=True, again=again, view=view, track=track or ())
+
+
+@app.command("check-run", epilog="Example: `tacit check-run runs/mine`")
+def check(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
+    """Compare everything in a run folder with what the run wrote; name what is damaged or missing (exit code 1)."""
+    from tacit.record import Run, check_run
+
+    found = check_run(folder)
+    for line in found:
+        console().print(line, markup=False, highlight=False)
+    if found:
+        raise typer.Exit(1)
+    done = len(Run(folder).records)
+    console().print(f"{folder} is as it was written ({done} rounds).", markup=False, highlight=False)
 
 
 @app.command()
 def demo(out: Annotated[Path, typer.Option(help="where the runs go")] = Path("runs/demo")) -> None:
     """A semi-supervised method between its lower and its upper bound, on real data, in a few minutes."""
     from tacit.cli.demo import run_demo
+    from tacit.paths import check_folder
 
+    check_folder(out)
     run_demo(out, console())
 
 
@@ -199,10 +233,12 @@ def split(
     out: Annotated[Path | None, typer.Option(help="draw it into this PNG (and save it as .npz beside)")] = None,
 ) -> None:
     """Show who would hold what: clients × classes, labelled and unlabelled."""
-    from tacit.cli.split import show_split
+    from tacit.cli.split import show_split, targets
     from tacit.engine import prepare
     from tacit.experiment import resolve
 
+    if out is not None:
+        targets(out)  # what cannot be written is told before any work
     plan = prepare(resolve(*layers(recipe, set_)))
     show_split(plan.split, plan.dataset, out, console())
 
@@ -210,9 +246,9 @@ def split(
 @app.command(epilog="Example: `tacit generate runs/mine --count 100 --out drawn --score`")
 def generate(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run whose method trains a generator")],
-    count: Annotated[int, typer.Option(min=1, help="how many images")] = 64,
+    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="how many images")] = 64,
     out: Annotated[Path | None, typer.Option(help="where they go (default: RUN/generated)")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="another seed draws other images")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="another seed draws other images")] = 0,
     score: Annotated[bool, typer.Option("--score", help="say how good they are, beside noise and real images")] = False,
 ) -> None:
     """Draw images with the generator that a run has trained."""
@@ -255,13 +291,24 @@ def complete() -> typer.Typer:
     return app
 
 
+def refuse(why: str) -> NoReturn:
+    console(error=True).print(Text.assemble(("Error:", "bold red"), " ", safe_lines(why, LONGEST_ERROR)))
+    sys.exit(2)
+
+
 def main() -> None:
     """The entry point: an error that the user can mend is shown as a sentence, not as a traceback."""
     complete()
     try:
+        if any("\0" in word for word in sys.argv):  # no path can hold it, and nothing else needs it
+            raise TacitError("A word of the command holds the control character U+0000. Choose another name.")
         app()
     except TacitError as error:
-        console(error=True).print(Text.assemble(("Error:", "bold red"), " ", safe_lines(error, LONGEST_ERROR)))
-        sys.exit(2)
+        refuse(str(error))
+    except OSError as error:
+        if error.filename is None:  # not about a file: an error of ours
+            raise
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        refuse(f"{safe(error.filename)}: {error.strerror}.{notes}")
     except KeyboardInterrupt:
         sys.exit(130)

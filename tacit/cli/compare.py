@@ -27,7 +27,9 @@ def compare(
     names: Annotated[
         list[str], typer.Argument(metavar="A B …", help="recipes, folders of recipes, TOML files, or run folders")
     ],
-    seeds: Annotated[int | None, typer.Option(min=1, help="runs of each row, with seeds one after the other")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="runs of each row, with seeds one after the other")
+    ] = None,
     set_: Set = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="only those with this in their name; repeat")
@@ -44,13 +46,18 @@ def compare(
     track: Track = None,
 ) -> None:
     """Run what is missing of several experiments, and show them side by side: same splits, same seeds."""
+    from tacit.checks import check_run
     from tacit.cli.data import load_shown
     from tacit.compare import blocks_of, notes, run_missing, survey, with_bounds
     from tacit.experiment import parse_setting
     from tacit.lineup import line_up
+    from tacit.paths import check_file, check_folder
     from tacit.trackers import check_trackers
 
     check_trackers(track or ())
+    check_folder(runs, "--runs")
+    if out is not None:
+        check_file(out)
     form: Format = format_ or (ENDINGS.get(out.suffix, "markdown") if out else "console")
     screen = console(error=form != "console" and out is None)  # a table for programs has the standard output alone
     settings = dict(parse_setting(text) for text in set_ or [])
@@ -58,6 +65,8 @@ def compare(
     if bounds:
         rows = with_bounds(rows, runs)
     missing = [job for row in rows for job in row.jobs if not job.finished]
+    for job in missing:
+        check_run(job.experiment, job.folder)
     if not quiet:
         for data in dict.fromkeys(job.experiment.data.name for job in missing):
             load_shown(data, screen)

@@ -15,6 +15,7 @@ from tacit.engine import stages_of
 from tacit.errors import TacitError
 from tacit.experiment import pick_device
 from tacit.methods._diffusion import Diffusion
+from tacit.paths import check_folder
 from tacit.payload import Weights, weights_in, write_atomically
 from tacit.pictures import png, sheet
 from tacit.pieces.train import weights_of
@@ -46,6 +47,7 @@ def generator_of(run: Run) -> tuple[Diffusion, Weights]:
 def generate_images(folder: Path, count: int, out: Path | None, seed: int, score: bool, screen: SafeConsole) -> None:
     """Draw images into a folder, one PNG each and all on a sheet; with `score`, tell how good they are."""
     run, target = Run(folder), out or folder / "generated"
+    check_folder(target)
     method, weights = generator_of(run)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise TacitError(f"{target} is not an empty folder, and nothing was written. Choose another with --out.")

@@ -35,16 +35,18 @@ def init(
     from tacit.cli.data import fetch_bar
     from tacit.data.own import inspect, inspect_sites
     from tacit.experiment import resolve
+    from tacit.paths import check_file, user_path
     from tacit.payload import write_atomically
     from tacit.propose import propose
 
     console = SafeConsole()
-    paths = [path.expanduser() for path in data]
+    paths = [user_path(str(path)) for path in data]
     nested = len(paths) == 1 and not classes and len(sites_in(paths[0])) > 1
     if nested:
         paths = sites_in(paths[0])
     name = name_of(data)
     target = out or Path(f"{name}.toml")
+    check_file(target)
     if clients and len(paths) > 1:
         raise TacitError(
             f"--clients {clients} spreads one folder over pretended clients, but there are {len(paths)} sites."

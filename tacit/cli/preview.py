@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tacit.backends.pool import default_workers
+from tacit.checks import check_settings
 from tacit.cli.split import show_split
 from tacit.data.catalogue import SOURCES
 from tacit.data.sources import is_here
@@ -18,8 +19,11 @@ from tacit.pieces.train import predict
 from tacit.screen import SafeConsole
 from tacit.units import clock, size_text
 
+MOST_TIMED = 1024  # images in a batch, to learn what one takes
+
 
 def preview(experiment: Experiment, screen: SafeConsole) -> None:
+    check_settings(experiment)
     screen.print(Text("The experiment, resolved", "bold"))
     screen.print(experiment.to_toml())
     name = experiment.data.name
@@ -74,7 +78,7 @@ def seconds_per_image(plan: Plan) -> tuple[float, float]:
     setup = plan.setup
     generator = torch.Generator().manual_seed(0)
     net = setup.build(generator)
-    shape = (setup.train.batch, setup.channels, setup.size, setup.size)
+    shape = (min(setup.train.batch, MOST_TIMED), setup.channels, setup.size, setup.size)
     images = torch.rand(shape, generator=generator).to(setup.device)
     optimizer = sgd(net, lr=1e-4)
     labels = torch.zeros(len(images), dtype=torch.int64, device=setup.device)

@@ -15,6 +15,7 @@ def report(
     """Write runs as one page, to look at in a browser: curves, classes, split, cost, how to reproduce."""
     from tacit.cli.app import console
     from tacit.errors import TacitError
+    from tacit.paths import check_file
     from tacit.payload import write_atomically
     from tacit.report.collect import collect
     from tacit.report.page import build
@@ -22,7 +23,8 @@ def report(
     for folder in folders:
         if not folder.is_dir():
             raise TacitError(f"There is no folder {folder}. Give a run folder, or a folder of runs.")
-    if out.is_dir() or not out.parent.is_dir():
+    check_file(out)
+    if not out.parent.is_dir():
         raise TacitError(f"{out} cannot be written: give --out as a file in a folder that exists (report.html).")
     data = collect(folders)
     if not data["runs"]:
@@ -42,7 +44,9 @@ def report(
 def watch(
     folders: Folders,
     host: Annotated[str, typer.Option(help="the address to listen on; 0.0.0.0 lets others look, too")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="(default: 8750, or any if that is taken; 0: any)")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="(default: 8750, or any if that is taken; 0: any)")
+    ] = None,
 ) -> None:
     """Show runs in a browser while they go on. Ctrl-C ends it; the runs are not touched."""
     from tacit.cli.app import console

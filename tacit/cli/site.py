@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacit.cli.app import Set, console, layers
+from tacit.cli.app import FromRound, Set, console, layers
 from tacit.errors import TacitError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
@@ -30,7 +30,7 @@ def _say(text: str) -> None:
 def init_server(
     host: Annotated[list[str] | None, typer.Option(help="a name or address by which sites reach it; repeat")] = None,
     bind: Annotated[str, typer.Option(help="the address it listens on (0.0.0.0: all of this machine's)")] = "",
-    port: Annotated[int, typer.Option(help="the port it listens on")] = 8443,
+    port: Annotated[str, typer.Option(help="the port it listens on", metavar="INTEGER")] = "8443",
     home: Home = SERVER,
     insecure: Insecure = False,
 ) -> None:
@@ -89,12 +89,25 @@ def init_client(
 
 @app.command()
 def serve(home: Home = SERVER) -> None:
-    """Run the server. Keys that are copied into its folder `sites/` are registered while it runs."""
+    """Run the server. Who may join is whose key lies in its folder `sites/`, at every moment."""
     from tacit.sites import keeper
     from tacit.sites.home import server_home
 
     found = server_home(home)
     _until_stopped(lambda stop: keeper.serve(_absolute(found), _say, stop))
+
+
+@app.command(epilog="Example: `tacit site remove north`")
+def remove(name: Annotated[str, typer.Argument(help="the name of the site")], home: Home = SERVER) -> None:
+    """Take a site's key away: the server refuses it from its next call on. For the server's own machine."""
+    from tacit.sites.home import remove_site, server_home
+
+    found = server_home(home)
+    remove_site(found, name)
+    _say(
+        f"{name} is removed: from now on its key is refused, in a running server, too, and a round that waits for it "
+        f"goes on without it. To let it in again, copy its {name}.pub into {found.folder / 'sites'}/."
+    )
 
 
 @app.command()
@@ -156,6 +169,10 @@ def run(
     wait: Annotated[float, typer.Option(help="seconds until every site must have joined")] = 300.0,
     patience: Annotated[float, typer.Option(help="seconds that a round waits for its last reply")] = 3600.0,
     largest_reply: Annotated[float, typer.Option(help="megabytes (0: four times what was sent, and one)")] = 0.0,
+    without: Annotated[
+        str, typer.Option(help="with --resume: sites that are not asked any more, as in a,b (the run remembers it)")
+    ] = "",
+    from_round: FromRound = None,
     home: Home = SERVER,
 ) -> None:
     """Run an experiment over the sites that have joined. For the server's own machine."""
@@ -164,6 +181,7 @@ def run(
     from tacit.sites import keeper
     from tacit.sites.home import server_home
     from tacit.sites.jobs import Job
+    from tacit.sites.server import SITES, roster_for, roster_of
 
     found = _absolute(server_home(home))
     names = tuple(sites.split(",")) if sites else tuple(found.site_keys())
@@ -172,15 +190,28 @@ def run(
     base, changes = layers(recipe, set_)
     own = {"backend.name": "flower", "data.clients": len(names), **({"data.name": str(data.resolve())} if data else {})}
     experiment = resolve(base, changes, own)
+    folder = (out or default_out(recipe or Path(experiment.method["name"]).stem, experiment.seed)).resolve()
+    if resume and not sites and (folder / SITES).is_file():  # a site that was left out may have no key here any more
+        names = roster_of(folder).sites
+        experiment = resolve(base, changes, own, {"data.clients": len(names)})
     if not Path(experiment.data.name).exists():
         raise TacitError(
             f"The server's data is '{experiment.data.name}', which is no folder or file here. Give the server's own "
             "images with --data (or a folder with facts.toml alone, if it has none)."
         )
-    folder = (out or default_out(recipe or Path(experiment.method["name"]).stem, experiment.seed)).resolve()
     job = Job(
-        experiment.to_dict(), str(folder), names, resume, wait, patience, int(largest_reply * 1e6), found.insecure
+        experiment.to_dict(),
+        str(folder),
+        names,
+        resume,
+        wait,
+        patience,
+        int(largest_reply * 1e6),
+        found.insecure,
+        without=tuple(without.split(",")) if without else (),
+        from_round=from_round,
     )
+    roster_for(job)  # who cannot be left out is told here, before the server's process starts
     again = _again(recipe, set_, data, folder, sites, home)
     watch = _Watch()
     try:

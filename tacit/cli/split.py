@@ -12,6 +12,7 @@ from tacit.data.dataset import Dataset
 from tacit.data.draw import draw_split
 from tacit.data.split import Split, class_table, load_split, party_names, title, warnings
 from tacit.errors import TacitError
+from tacit.paths import check_file
 from tacit.screen import SafeConsole, noted
 from tacit.text import safe, safe_lines
 
@@ -20,7 +21,7 @@ MOST_ROWS = 40  # more clients, or more classes, are summarised
 
 def show_split(split: Split, dataset: Dataset, out: Path | None, console: SafeConsole) -> None:
     """Print parties × classes and what to beware of; with `out`, draw the PNG and save the split beside it."""
-    picture, saved = (None, None) if out is None else _targets(out)
+    picture, saved = (None, None) if out is None else targets(out)
     labeled, unlabeled = class_table(split, np.asarray(dataset.train_labels), len(dataset.classes))
     console.print(Text(f"{safe_lines(title(split))}\n", "bold"))
     if len(split.clients) > MOST_ROWS:
@@ -39,11 +40,14 @@ def show_split(split: Split, dataset: Dataset, out: Path | None, console: SafeCo
         console.print(f"Drawn in {picture}, saved as {saved} (use it with data.split).")
 
 
-def _targets(out: Path) -> tuple[Path, Path]:
+def targets(out: Path) -> tuple[Path, Path]:
     """The picture's and the split's file; never writes over an .npz that is something else."""
     if out.suffix not in ("", ".png", ".npz"):
         raise TacitError(f"--out {out}: the picture is a PNG file. Write --out {out.with_suffix('.png')}.")
+    check_file(out)
     picture, saved = out.with_suffix(".png"), out.with_suffix(".npz")
+    for path in (picture, saved):
+        check_file(path)
     if saved.exists():
         try:
             load_split(saved)

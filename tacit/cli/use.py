@@ -25,10 +25,14 @@ def evaluate(
 ) -> None:
     """How good a finished model is: on the run's own test images, or on labelled images of yours."""
     from tacit.cli.data import fetch_bar
+    from tacit.files import write_atomically
+    from tacit.paths import check_file
     from tacit.use.assess import assess, recalibrate
     from tacit.use.model import load_model
 
     console = SafeConsole()
+    if out is not None:
+        check_file(out)
     model = load_model(run)
     with fetch_bar(console) as progress:
         found = assess(model, data, progress)
@@ -42,7 +46,7 @@ def evaluate(
         temperature = recalibrate(model, found)
         console.print(f"Temperature {temperature:.2f}, fitted on {len(found.labels):,} labels, is saved with the run.")
     if out is not None:
-        out.write_text(json.dumps({**figures, "left_out": found.left_out}, indent=2) + "\n")
+        write_atomically(out, (json.dumps({**figures, "left_out": found.left_out}, indent=2) + "\n").encode())
         console.print(f"Written to {out}")
 
 
@@ -121,6 +125,7 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the file (default: in the run's folder)")] = None,
 ) -> None:
     """The model as one file for other programs, with class names and preprocessing inside."""
+    from tacit.paths import check_file
     from tacit.units import size_text
     from tacit.use.export import ENDINGS, OPSET
     from tacit.use.export import export as write
@@ -128,12 +133,13 @@ def export(
 
     if to not in ENDINGS:
         raise TacitError(f"--to {to} is no format.{nearest(to, ENDINGS)} Write one of: {', '.join(ENDINGS)}.")
-    model = load_model(run)
     path = out or (run if run.is_dir() else run.parent) / f"exported{ENDINGS[to]}"
+    check_file(path)
     if path.suffix != ENDINGS[to]:
         raise TacitError(
             f"--out {path}: a file for {to} ends in {ENDINGS[to]}. Write --out {path.with_suffix(ENDINGS[to])}."
         )
+    model = load_model(run)
     write(model, to, path)
     about = model.description
     console = SafeConsole()

@@ -18,6 +18,7 @@ from tacit.data.own import load_sites
 from tacit.data.sources import load
 from tacit.data.split import Split
 from tacit.experiment import Data, Experiment, pick_device
+from tacit.memory import check_images
 from tacit.sides import Labeled, Setup, Shard
 from tacit.views import Views
 
@@ -80,6 +81,7 @@ def adapt(dataset: Dataset, size: int, rgb: bool) -> Dataset:
             std=dataset.std * 3,
         )
     if size and size != dataset.size:
+        check_images(len(dataset.train_images) + len(dataset.test_images), dataset.channels, size)
         dataset = dataclasses.replace(
             dataset, train_images=_resize(dataset.train_images, size), test_images=_resize(dataset.test_images, size)
         )
@@ -88,10 +90,11 @@ def adapt(dataset: Dataset, size: int, rgb: bool) -> Dataset:
 
 def _resize(images: np.ndarray, size: int) -> np.ndarray:
     resized = np.empty((*images.shape[:2], size, size), dtype=np.uint8)
-    for start in range(0, len(images), 1024):
-        part = torch.from_numpy(images[start : start + 1024].copy()).float()
+    at_once = max(1, min(1024, 2**28 // (images.shape[1] * size**2)))  # a gigabyte of floats at most
+    for start in range(0, len(images), at_once):
+        part = torch.from_numpy(images[start : start + at_once].copy()).float()
         part = F.interpolate(part, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
-        resized[start : start + 1024] = part.round().clamp(0, 255).to(torch.uint8).numpy()
+        resized[start : start + at_once] = part.round().clamp(0, 255).to(torch.uint8).numpy()
     return resized
 
 

@@ -19,6 +19,7 @@ from tacit.data.folder_report import FolderReport, Item
 from tacit.data.images import ENDINGS, check_size, fingerprint, is_grey, open_image, pixels, why_unreadable
 from tacit.data.readers import read_npz
 from tacit.errors import TacitError
+from tacit.memory import check_images
 from tacit.seeds import numpy_generator
 from tacit.text import from_csv_cell, safe
 
@@ -314,6 +315,7 @@ def _text(value: Any) -> str:
 def _load_items(report: FolderReport, name: str, size: int, progress: Progress) -> Dataset:
     """Read the images that the report found good."""
     items, classes, grey = report.usable, report.classes, report.colour == 0
+    check_images(len(items), 1 if grey else 3, size)
     images = np.empty((len(items), 1 if grey else 3, size, size), np.uint8)
     for number, item in enumerate(items):
         images[number] = pixels(picture(item), size, grey)

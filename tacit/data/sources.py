@@ -23,6 +23,7 @@ from tacit.data.entry import Official, Source
 from tacit.data.own import load_own
 from tacit.data.readers import IDX_FILES, read_npz
 from tacit.errors import TacitError
+from tacit.paths import user_path
 
 
 def load(
@@ -82,7 +83,7 @@ def where_it_looks(name: str, *, root: Path | None = None) -> list[str]:
 
 def is_own(name: str) -> bool:
     """A known name is that set, even if a file of that name lies here (`./name` is then the file)."""
-    return name not in SOURCES and Path(name).expanduser().exists()
+    return name not in SOURCES and user_path(name).exists()
 
 
 class _Found(NamedTuple):

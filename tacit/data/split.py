@@ -45,6 +45,9 @@ class Split:
     fingerprint: str  # of the data set
 
     def save(self, path: Path) -> None:
+        write_atomically(path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
         """One compressed .npz: all indices in a row, where each list begins, and the rest as JSON."""
         lists = _lists(self)
         metadata = {
@@ -60,7 +63,7 @@ class Split:
             offsets=np.cumsum([0, *(len(part) for part in lists)]).astype(np.int32),
             metadata=np.array(json.dumps(metadata)),
         )
-        write_atomically(path, file.getvalue())
+        return file.getvalue()
 
     def check_against(self, dataset: Dataset) -> None:
         """Refuse data that this split was not made for."""

@@ -28,9 +28,9 @@ class GDGM:
     diffusion_lr: Annotated[Positive, "learning rate of the generator (Adam)"] = 2e-4
     ema: Annotated[Share, "the server's running mean of the generator keeps so much a round"] = 0.9
     augment: Annotated[Share, "chance of each operation of the augmentation that the label tells of"] = 0.12
-    width: Annotated[int, Field(ge=4, multiple_of=4), "channels of the U-Net at full size"] = 128
-    halvings: Annotated[AtLeastOne, "times the U-Net halves the image and doubles it again"] = 3
-    blocks: Annotated[AtLeastOne, "residual blocks of the U-Net at each size"] = 2
+    width: Annotated[int, Field(ge=4, le=4096, multiple_of=4), "channels of the U-Net at full size"] = 128
+    halvings: Annotated[int, Field(ge=1, le=10), "times the U-Net halves the image and doubles it again"] = 3
+    blocks: Annotated[int, Field(ge=1, le=100), "residual blocks of the U-Net at each size"] = 2
     generation_rounds: Annotated[AtLeastOne, "parts in which images are drawn and dealt"] = 50
     sampler: Annotated[Sampler, "ddpm as published, or ddim: fewer steps will do"] = "ddpm"
     sampling_steps: Annotated[int, Field(ge=1, le=STEPS), "steps from noise to an image"] = STEPS

@@ -7,6 +7,7 @@ from typing import get_args
 import torch
 
 from tacit.errors import TacitError, nearest
+from tacit.memory import check_memory
 from tacit.nets.cnn import ConvolutionalNet
 from tacit.nets.layers import (
     Activation,
@@ -21,8 +22,14 @@ from tacit.nets.layers import (
 from tacit.nets.resnet import ResNet18
 from tacit.nets.vit import VisionTransformer
 from tacit.nets.wrn import WideResNet
+from tacit.text import safe
 
-__all__ = ["Net", "build", "known", "parameter_count"]
+__all__ = ["Net", "build", "known", "outline", "parameter_count"]
+
+WIDTHS = {"cnn": 32, "resnet18": 64}  # where a name has none
+USUAL = {"cnn": "cnn", "wrn": "wrn-28-2", "resnet18": "resnet18", "vit-tiny": "vit-tiny"}
+WIDE = 4096  # beyond it, memory is told from the square of the width
+DEEP = 1000  # layers of a wide residual net
 
 
 def known() -> list[tuple[str, str]]:
@@ -65,16 +72,9 @@ def build(
     >>> net(torch.zeros(5, 3, 32, 32)).shape, net.features(torch.zeros(5, 3, 32, 32)).shape
     (torch.Size([5, 10]), torch.Size([5, 128]))
     """
-    check_choice("norm", norm, get_args(Norm))
-    check_choice("bn", bn, get_args(BatchNormPolicy))
-    check_choice("stem", stem, get_args(Stem))
-    check_choice("activation", activation, get_args(Activation))
-    check_least("classes", classes, 2)
-    check_least("channels", channels, 1)
-    check_least("size", size, 8)
-    layers = Layers(norm, bn, activation)
-    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
-        net = construct(name, classes, channels, size, stem, layers)
+    net = outline(
+        name, classes=classes, channels=channels, size=size, norm=norm, bn=bn, stem=stem, activation=activation
+    )
     net.to_empty(device="cpu")
     if generator is None:
         with torch.no_grad():
@@ -85,20 +85,79 @@ def build(
     return net
 
 
-def construct(name: str, classes: int, channels: int, size: int, stem: Stem, layers: Layers) -> Net:
-    if found := re.fullmatch(r"cnn(?:-(\d+))?", name):
-        return ConvolutionalNet(classes, channels, size, max(1, int(found[1] or 32)), layers)
-    if found := re.fullmatch(r"resnet18(?:-(\d+))?", name):
-        return ResNet18(classes, channels, max(1, int(found[1] or 64)), stem, layers)
+def outline(
+    name: str,
+    *,
+    classes: int,
+    channels: int,
+    size: int,
+    norm: Norm = "gn",
+    bn: BatchNormPolicy = "average",
+    stem: Stem = "imagenet",
+    activation: Activation = "relu",
+) -> Net:
+    """The net without weights, which costs next to nothing; one that does not fit the images or the memory is refused.
+
+    >>> outline("cnn-99999999999", classes=10, channels=1, size=28)
+    Traceback (most recent call last):
+    tacit.errors.TacitError: The weights of net 'cnn-99999999999' would take ... EB of memory; ...
+    """
+    check_choice("norm", norm, get_args(Norm))
+    check_choice("bn", bn, get_args(BatchNormPolicy))
+    check_choice("stem", stem, get_args(Stem))
+    check_choice("activation", activation, get_args(Activation))
+    check_least("classes", classes, 2)
+    check_least("channels", channels, 1)
+    check_least("size", size, 8)
+    layers = Layers(norm, bn, activation)
+    kind, depth, width = parts_of(name)
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
+        for tried in (min(width, WIDE), width):  # torch cannot even name the shapes of the widest
+            net = construct(kind, depth, tried, classes, channels, size, stem, layers)
+            check_memory(
+                4 * parameter_count(net) * width**2 // tried**2,
+                f"The weights of net '{name}'",
+                f"Write a narrower one, such as net.name = '{USUAL[kind]}'.",
+            )
+            if tried == width:
+                break
+    return net
+
+
+def parts_of(name: str) -> tuple[str, int, int]:
+    """What a name means: the kind of net, its depth and its width, 0 and 1 where it has none.
+
+    >>> parts_of("cnn"), parts_of("resnet18-20"), parts_of("wrn-28-2"), parts_of("vit-tiny")
+    (('cnn', 0, 32), ('resnet18', 0, 20), ('wrn', 28, 2), ('vit-tiny', 0, 1))
+    """
     if name == "vit-tiny":
-        return VisionTransformer(classes, channels, size)
-    if found := re.fullmatch(r"wrn-(\d+)-(\d+)", name):
+        return name, 0, 1
+    if found := re.fullmatch(r"(cnn|resnet18)(?:-([0-9]{1,15}))?", name):
+        width = int(found[2] or WIDTHS[found[1]])
+        if width < 1:
+            usual = f"{found[1]}-{WIDTHS[found[1]] // 2}"
+            raise TacitError(f"There is no net '{name}': the width must be at least 1. Write '{usual}'.")
+        return found[1], 0, width
+    if found := re.fullmatch(r"wrn-([0-9]{1,15})-([0-9]{1,15})", name):
         depth, width = int(found[1]), int(found[2])
         check_wide(name, depth, width)
-        return WideResNet(depth, width, classes, channels, layers)
-    names = ["cnn", "wrn-28-2", "wrn-28-8", "resnet18", "vit-tiny"]
+        return "wrn", depth, width
     patterns = ", ".join(pattern for pattern, _ in known())
-    raise TacitError(f"There is no net '{name}'; there are {patterns}.{nearest(name, names)}")
+    raise TacitError(
+        f"There is no net '{safe(name, 60)}'; there are {patterns}.{nearest(name, [*USUAL.values(), 'wrn-28-8'])}"
+    )
+
+
+def construct(
+    kind: str, depth: int, width: int, classes: int, channels: int, size: int, stem: Stem, layers: Layers
+) -> Net:
+    if kind == "cnn":
+        return ConvolutionalNet(classes, channels, size, width, layers)
+    if kind == "resnet18":
+        return ResNet18(classes, channels, width, stem, layers)
+    if kind == "wrn":
+        return WideResNet(depth, width, classes, channels, layers)
+    return VisionTransformer(classes, channels, size)
 
 
 def narrowed(name: str, factor: float) -> str:
@@ -110,11 +169,13 @@ def narrowed(name: str, factor: float) -> str:
     found = re.fullmatch(r"(cnn|resnet18|wrn-\d+)(?:-(\d+))?", name)
     if not found or factor == 1:
         return name
-    usual = {"cnn": 32, "resnet18": 64}.get(found[1], 1)
+    usual = WIDTHS.get(found[1], 1)
     return f"{found[1]}-{max(1, round(int(found[2] or usual) * factor))}"
 
 
 def check_wide(name: str, depth: int, width: int) -> None:
+    if depth > DEEP:
+        raise TacitError(f"There is no net '{name}': the depth is at most {DEEP}. Write 'wrn-28-{max(1, width)}'.")
     if depth < 10 or depth % 6 != 4:
         better = max(10, (depth - 4 + 3) // 6 * 6 + 4)
         raise TacitError(

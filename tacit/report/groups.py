@@ -6,19 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit.experiment import FREE_ON_RESUME, flatten
+from tacit.experiment import same_but_for_seed
 
-NOT_COMPARED = ("seed", "device", "paper.", *FREE_ON_RESUME)  # what does not make it another experiment
 RESULTS = ("accuracy", "auc", "pseudo_accuracy", "kept_ratio", "bytes_up", "bytes_down", "seconds")
-
-
-def same_but_for_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide what a run is, without its seed.
-
-    >>> same_but_for_seed({"seed": 3, "rounds": 5, "backend": {"workers": 2}})
-    {'rounds': 5}
-    """
-    return {key: value for key, value in flatten(settings).items() if not key.startswith(NOT_COMPARED)}
 
 
 def group(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

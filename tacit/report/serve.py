@@ -1,9 +1,11 @@
 """The page over HTTP, for as long as someone looks: it asks for newer data by itself."""
 
+import errno
 import gzip
 import hashlib
 import ipaddress
 import json
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from typing import Any
 from tacit.errors import TacitError
 from tacit.report.collect import Collector
 from tacit.report.page import build
+from tacit.text import safe
 
 USUAL_PORT = 8750
 
@@ -27,12 +30,15 @@ class PageServer(ThreadingHTTPServer):
         self.collector = Collector(folders)
         self.only_loopback = is_loopback(host)
         self._one_at_a_time = threading.Lock()
+        if not is_host(host):  # looking it up could take minutes
+            raise TacitError(f"--host {safe(host)} is neither an address nor a name of a machine. Write 127.0.0.1.")
         try:
             super().__init__((host, USUAL_PORT if port is None else port), Handler)
-        except OSError as error:
-            if port is not None:
+        except (OSError, UnicodeError) as error:
+            if port is not None or not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
+                why = getattr(error, "strerror", None) or error
                 raise TacitError(
-                    f"{host}:{port} cannot be listened on ({error.strerror or error}). "
+                    f"{safe(host)}:{USUAL_PORT if port is None else port} cannot be listened on ({why}). "
                     "Choose another --port (0: any that is free) or another --host."
                 ) from None
             super().__init__((host, 0), Handler)  # the usual port is taken: any other will do
@@ -93,6 +99,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """The terminal is for people; requests are not worth a line each."""
+
+
+def is_host(text: str) -> bool:
+    """Whether a text could be an address or the name of a machine.
+
+    >>> is_host("127.0.0.1"), is_host("::1"), is_host("my-machine.local"), is_host("a b c"), is_host("a..b")
+    (True, True, True, False, False)
+    """
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return len(text) <= 253 and all(re.fullmatch(r"[A-Za-z0-9_-]{1,63}", part) for part in text.split("."))
 
 
 def is_loopback(host: str) -> bool:

@@ -1,14 +1,14 @@
 """What the server's own machine says to Flower: who may join, who is there, start the app."""
 
+import hashlib
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tacit.errors import TacitError
 from tacit.sites.home import ServerHome
-from tacit.sites.process import own_app
+from tacit.sites.process import own_bundle, with_secret
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Known:
 
 
 class Control:
-    """A connection to the server from its own machine (from any other it is refused)."""
+    """A connection to the server by the user who runs it, on its own machine (all others are refused)."""
 
     def __init__(self, home: ServerHome) -> None:
         from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
@@ -33,7 +33,11 @@ class Control:
             server_address=home.local_address,
             insecure=home.insecure,
             root_certificates=None if home.insecure else (home.folder / "ca.crt").read_bytes(),
-            interceptors=[CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            interceptors=[
+                CliClientHttpInterceptor(),
+                RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+                with_secret(home.secret()),
+            ],
         )
 
     def _call(self, method: Any, request: Any) -> Any:
@@ -58,11 +62,11 @@ class Control:
             if node.status != "unregistered"
         ]
 
-    def register(self, name: str, key: Path) -> None:
+    def register(self, name: str, key: bytes) -> None:
         """From now on the owner of this key may join under this name."""
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
-        self._call(self.client.RegisterNode, RegisterNodeRequest(public_key=key_bytes(key), name=name))
+        self._call(self.client.RegisterNode, RegisterNodeRequest(public_key=key, name=name))
 
     def unregister(self, site: Known) -> None:
         from flwr.proto.control_pb2 import UnregisterNodeRequest
@@ -71,13 +75,12 @@ class Control:
 
     def start(self, job: str) -> None:
         """Let Flower start the server app for a job."""
-        from flwr.cli.build import build_fab_from_files
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
         from flwr.supercore.fab import Fab
 
-        bundle, _ = build_fab_from_files(own_app())
-        app = fab_to_proto(Fab(_hash(bundle), bundle, {}))
+        bundle = own_bundle()
+        app = fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {}))
         request = StartRunRequest(fab=app, override_config=user_config_to_proto({"job": job}))
         if not self._call(self.client.StartRun, request).HasField("run_id"):
             raise TacitError("Flower did not take the run. The server's log may say why.")
@@ -85,29 +88,6 @@ class Control:
     def close(self) -> None:
         with suppress(Exception):
             self.client.close()
-
-
-def key_bytes(path: Path) -> bytes:
-    """A public key in the form in which Flower stores it; anything else in the file is refused."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-    try:
-        key = load_ssh_public_key(path.read_bytes())
-    except Exception as error:  # whatever a parser of strange bytes raises
-        raise TacitError(
-            f"{path} is no public key of a site ({error}). Expected the NAME.pub that init-client made."
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise TacitError(f"{path} is a key of another kind. Expected the NAME.pub that `tacit site init-client` made.")
-    return bytes(public_key_to_bytes(key))
-
-
-def _hash(bundle: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(bundle).hexdigest()
 
 
 def wait_until_ready(home: ServerHome, seconds: float) -> Control:

@@ -1,6 +1,6 @@
 """The folder of a server or of a site: one file of settings, and the keys that belong there and nowhere else.
 
-server:  server.toml  ca.crt  ca.key  server.crt  server.key  sites/NAME.pub  state.db  jobs/
+server:  server.toml  ca.crt  ca.key  server.crt  server.key  sites/NAME.pub  state.db  jobs/  secret (while it runs)
 site:    site.toml    key  NAME.pub  ca.crt (from the server)  kept/  sent.jsonl
 """
 
@@ -8,7 +8,9 @@ import datetime
 import ipaddress
 import os
 import re
+import secrets
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,11 +18,11 @@ import tomli_w
 
 from tacit.errors import TacitError
 from tacit.files import write_atomically
-from tacit.sites.process import is_loopback
+from tacit.sites.guard import is_loopback
 
 SERVER, SITE = "server.toml", "site.toml"
+SECRET = "secret"  # the name of a file
 YEARS = 5
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,59 @@ class ServerHome:
     port: int
     hosts: tuple[str, ...]
     insecure: bool = False
+    largest_reply_mb: int = 4096  # megabytes that a site may send in one reply
 
     @property
     def local_address(self) -> str:
         """Where this machine itself reaches the server."""
-        return f"{'127.0.0.1' if self.bind in ('0.0.0.0', *LOOPBACK) else self.bind}:{self.port}"
+        here = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
+        return f"[{here}]:{self.port}" if ":" in here else f"{here}:{self.port}"
+
+    def new_secret(self) -> None:
+        """A new secret, for the calls of the user who runs the server."""
+        path = self.folder / SECRET
+        path.unlink(missing_ok=True)
+        _write_secret(path, secrets.token_hex(32).encode())
+
+    def secret(self) -> str:
+        try:
+            return (self.folder / SECRET).read_text()
+        except FileNotFoundError:
+            raise TacitError(f"The server of {self.folder} does not run. Start it: tacit site serve") from None
+        except OSError as error:
+            raise TacitError(
+                f"{self.folder / SECRET} cannot be read ({error.strerror}). This is for the user who runs the server."
+            ) from None
+
+    def keys(self) -> Callable[[], dict[bytes, str]]:
+        """Gives the keys that may join now, and whose they are. The folder is read again whenever it changes."""
+        known: dict[bytes, str] = {}
+        seen: list[object] = [None]
+
+        def now() -> dict[bytes, str]:
+            state = self.keys_state()
+            if state != seen[0]:
+                known.clear()
+                for name, path in self.site_keys().items():
+                    try:
+                        known.setdefault(key_bytes(path), name)
+                    except TacitError:
+                        continue  # half a copy, or no key: `serve` tells of it
+                seen[0] = state
+            return known
+
+        return now
+
+    def keys_state(self) -> object:
+        """Changes when a key comes, goes or is replaced."""
+        found = []
+        for entry in os.scandir(self.folder / "sites") if (self.folder / "sites").is_dir() else ():
+            try:
+                stat = entry.stat()
+            except FileNotFoundError:  # gone in this moment
+                continue
+            found.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+        return sorted(found)
 
     def site_keys(self) -> dict[str, Path]:
         """The public keys that sites sent, by the sites' names, in the order of their client numbers."""
@@ -63,6 +113,52 @@ def natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]
 
 
+HOST = re.compile(
+    r"(?!.{254})[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*"
+)
+
+
+def host_of(text: str, what: str) -> str:
+    """A name or an address of a machine.
+
+    >>> host_of("hospital.example", "--host"), host_of("10.1.2.3", "--host"), host_of("::1", "--host")
+    ('hospital.example', '10.1.2.3', '::1')
+    """
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        if HOST.fullmatch(text) and not text.rpartition(".")[2].isdecimal():
+            return text
+    raise TacitError(
+        f"{what} is {text[:80]!r}, which is no name and no address of a machine. Expected one as in hospital.example "
+        "or 10.1.2.3, without a port."
+    )
+
+
+def port_of(given: object, what: str) -> int:
+    """A port; digits of other scripts are no digits here.
+
+    >>> port_of("8443", "--port"), port_of(8443, "--port")
+    (8443, 8443)
+    """
+    text = str(given)
+    if text.isascii() and text.isdecimal() and len(text) <= 5 and 1 <= int(text) <= 65535:
+        return int(text)
+    raise TacitError(f"{what} is {text[:80]!r}. Expected a port: a whole number from 1 to 65535, as in 8443.")
+
+
+def address_of(text: str, what: str) -> tuple[str, int]:
+    """A server's name and port.
+
+    >>> address_of("hospital.example:8443", "--server"), address_of("[::1]:8443", "--server")
+    (('hospital.example', 8443), ('::1', 8443))
+    """
+    host, colon, port = text.rpartition(":")
+    if not (colon and host):
+        raise TacitError(f"{what} is {text[:80]!r}. Expected the server's name and port, as in hospital.example:8443.")
+    return host_of(host[1:-1] if host[0] + host[-1] == "[]" else host, what), port_of(port, what)
+
+
 def only_loopback(host: str) -> None:
     """Refuse to work without TLS and keys for anything but this machine."""
     if not is_loopback(host):
@@ -72,13 +168,14 @@ def only_loopback(host: str) -> None:
         )
 
 
-def init_server(folder: Path, hosts: tuple[str, ...], bind: str, port: int, insecure: bool) -> ServerHome:
+def init_server(folder: Path, hosts: tuple[str, ...], bind: str, port: int | str, insecure: bool) -> ServerHome:
     """A new server folder with a certificate authority of its own and a certificate for these names."""
-    _new(folder, SERVER)
-    home = ServerHome(folder, bind, port, hosts or ("localhost",), insecure)
-    if insecure:
-        only_loopback(bind)
-    else:
+    names = tuple(host_of(host, "--host") for host in hosts)
+    bind = host_of(bind, "--bind")
+    home = ServerHome(folder, bind, port_of(port, "--port"), names or ("localhost",), insecure)
+    _check_kind(bind, insecure)
+    _new(folder)
+    if not insecure:
         make_certificates(folder, home.hosts, bind)
     (folder / "sites").mkdir(parents=True, exist_ok=True)
     _write(folder / SERVER, home)
@@ -89,17 +186,22 @@ def init_site(folder: Path, name: str, server: str, insecure: bool) -> SiteHome:
     """A new site folder with a key pair of its own. The private key never leaves it."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", name):
         raise TacitError(f"'{name}' is no name for a site. Use letters, digits, '-', '_' and '.', at most 63.")
-    host, colon, port = server.rpartition(":")
-    if not (colon and host and port.isdecimal()):
-        raise TacitError(f"--server is '{server}'. Expected the server's name and port, as in hospital.example:8443.")
-    _new(folder, SITE)
+    host, _ = address_of(server, "--server")
+    _check_kind(host, insecure)
+    _new(folder)
     home = SiteHome(folder, name, server, insecure)
-    if insecure:
-        only_loopback(host)
-    else:
+    if not insecure:
         make_site_key(folder, name)
     _write(folder / SITE, home)
     return home
+
+
+def _check_kind(host: str, insecure: bool) -> None:
+    """What could go wrong with keys is told before a folder is made for them."""
+    if insecure:
+        only_loopback(host)
+    else:
+        _cryptography()
 
 
 def read_home(folder: Path) -> ServerHome | SiteHome:
@@ -107,17 +209,20 @@ def read_home(folder: Path) -> ServerHome | SiteHome:
     try:
         if (folder / SERVER).is_file():
             given = tomllib.loads((folder / SERVER).read_text())
-            hosts = tuple(str(host) for host in given["hosts"])
-            return ServerHome(folder, str(given["bind"]), int(given["port"]), hosts, bool(given.get("insecure")))
+            hosts = tuple(host_of(str(host), "hosts") for host in given["hosts"])
+            bind, port = host_of(str(given["bind"]), "bind"), port_of(given["port"], "port")
+            largest = int(given.get("largest_reply_mb", ServerHome.largest_reply_mb))
+            return ServerHome(folder, bind, port, hosts, bool(given.get("insecure")), largest)
         given = tomllib.loads((folder / SITE).read_text())
+        address_of(str(given["server"]), "server")
         return SiteHome(folder, str(given["name"]), str(given["server"]), bool(given.get("insecure")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise TacitError(
             f"{folder} is the folder of no server and no site. Make one with `tacit site init-server` or `tacit site "
             "init-client NAME`, or name it with --home."
         ) from None
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-        raise TacitError(f"The settings in {folder} cannot be read ({type(error).__name__}: {error}).") from error
+    except (OSError, TacitError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        raise TacitError(f"The settings in {folder} cannot be read ({type(error).__name__}: {error}).") from None
 
 
 def server_home(folder: Path) -> ServerHome:
@@ -136,12 +241,23 @@ def site_home(folder: Path) -> SiteHome:
     return home
 
 
-def _new(folder: Path, name: str) -> None:
-    for there in (SERVER, SITE):
-        if (folder / there).exists():
-            raise TacitError(f"{folder} already has a {there}. Nothing was changed: its keys are in use. Take another.")
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+def _new(folder: Path) -> None:
+    """Make the folder, if there is no server or site in it already."""
+    try:
+        for there in (SERVER, SITE):
+            if (folder / there).exists():
+                raise TacitError(
+                    f"{folder} already has a {there}. Nothing was changed: its keys are in use. Take another."
+                )
+        if folder.exists() and not folder.is_dir():
+            raise TacitError(f"--home is {folder}, which is a file. Expected a folder, or a name that is free.")
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise TacitError(
+            f"The folder {str(folder)[:200]!r} cannot be made ({reason}). Choose another --home."
+        ) from None
 
 
 def _write(path: Path, home: ServerHome | SiteHome) -> None:
@@ -196,7 +312,9 @@ def make_certificates(folder: Path, hosts: tuple[str, ...], bind: str) -> None:
     root = certificate(authority, authority_key.public_key())
     root = root.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)  # type: ignore[attr-defined]
     root = root.add_extension(usage(True), critical=True).sign(authority_key, hashes.SHA384())
-    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1", *([] if bind in ("0.0.0.0", "::") else [bind])]))
+    names = list(
+        dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1", *([] if bind in ("0.0.0.0", "::") else [bind])])
+    )
     subject = x509.Name([x509.NameAttribute(name_oid.COMMON_NAME, "tacit server")])
     leaf = certificate(subject, key.public_key())
     leaf = leaf.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)  # type: ignore[attr-defined]
@@ -229,6 +347,29 @@ def make_site_key(folder: Path, name: str) -> None:
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     _write_secret(folder / "key", private)
     write_atomically(folder / f"{name}.pub", public + f" {name}\n".encode())
+
+
+def key_bytes(path: Path) -> bytes:
+    """A public key in the form in which Flower stores and sends it; anything else in the file is refused."""
+    _, _, serialization, ec, _ = _cryptography()
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except Exception as error:  # whatever a parser of strange bytes raises
+        raise TacitError(
+            f"{path} is no public key of a site ({error}). Expected the NAME.pub that init-client made."
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise TacitError(f"{path} is a key of another kind. Expected the NAME.pub that `tacit site init-client` made.")
+    return bytes(key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+
+
+def remove_site(home: ServerHome, name: str) -> None:
+    """Take a site's key away. A server that runs refuses it from its next call on."""
+    path = home.site_keys().get(name)
+    if path is None:
+        there = ", ".join(home.site_keys()) or "none"
+        raise TacitError(f"There is no site {name[:80]!r} in {home.folder / 'sites'} (there: {there}).")
+    path.unlink()
 
 
 def _cryptography() -> tuple:

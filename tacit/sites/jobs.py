@@ -23,6 +23,8 @@ class Job:
     patience: float = 3600.0  # seconds that a round waits for its last reply
     largest_reply: int = 0
     insecure: bool = False
+    from_round: int | None = None  # with resume: forget the rounds after this many first
+    without: tuple[str, ...] = ()  # with resume: sites that are not asked any more
 
 
 def job_path(home: Path, name: str) -> Path:

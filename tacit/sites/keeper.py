@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import TacitError
-from tacit.sites.home import ServerHome, SiteHome
+from tacit.sites.guard import OTHER_CLOCK, UNKNOWN_KEY
+from tacit.sites.home import ServerHome, SiteHome, address_of, key_bytes
 from tacit.sites.jobs import HOME, Diary, Job, job_path, leave_job
 from tacit.sites.process import environment
 from tacit.sites.relay import SOCKET, Desk
@@ -86,13 +88,6 @@ def needs_flower() -> None:
         raise TacitError("Real sites need Flower: pip install 'tacit[flower]'") from None
 
 
-def free_port() -> int:
-    """A port of this machine that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def answers(address: str, seconds: float = 2.0) -> bool:
     """Whether somebody listens there."""
     host, _, port = address.rpartition(":")
@@ -107,7 +102,7 @@ def answers(address: str, seconds: float = 2.0) -> bool:
 
 
 def serve(home: ServerHome, say: Say, stop: threading.Event) -> None:
-    """Run the server until told to stop; register the key of every site that is copied into `sites/`."""
+    """Run the server until told to stop. Who may join is what lies in `sites/`, at every moment."""
     needs_flower()
     if answers(home.local_address):
         raise TacitError(
@@ -117,6 +112,7 @@ def serve(home: ServerHome, say: Say, stop: threading.Event) -> None:
     arguments = ["--host", home.bind, "--port", str(home.port), "--disable-runtime-dependency-installation", *security]
     arguments += ["--database", str(home.folder / "state.db")]
     surroundings = environment(home.folder, **{HOME: str(home.folder)})
+    home.new_secret()
     child = Child("superlink", arguments, home.folder / "log" / "server.log", surroundings, _strangers(say))
     try:
         control = _wait_until_up(child, home, stop)
@@ -124,12 +120,14 @@ def serve(home: ServerHome, say: Say, stop: threading.Event) -> None:
             f"The server listens on {home.bind}:{home.port}"
             + (" (insecure: this machine only)" if home.insecure else "")
         )
-        known: set[str] = set()
-        while not stop.wait(1.0):
+        agreed: object = None
+        while True:
+            if not home.insecure and (now := home.keys_state()) != agreed and _agree(control, home, say):
+                agreed = now
+            if stop.wait(1.0):
+                return
             if not child.running:
                 raise TacitError(f"The server ended:\n{child.words()}\nIts log: {child.log}")
-            if not home.insecure:
-                _register(control, {n: p for n, p in home.site_keys().items() if n not in known}, known, say)
     finally:
         child.stop()
 
@@ -139,7 +137,7 @@ def _strangers(say: Say) -> Callable[[str], None]:
     told = [-60.0]
 
     def hear(line: str) -> None:
-        if "No SuperNode found with the given public key" in line and time.monotonic() > told[0] + 60:
+        if UNKNOWN_KEY in line and time.monotonic() > told[0] + 60:
             told[0] = time.monotonic()
             say("Somebody with a key that is not registered tried to join and was refused.")
 
@@ -169,21 +167,32 @@ def _wait_until_up(child: Child, home: ServerHome, stop: threading.Event, second
     return wait_until_ready(home, end - time.monotonic())
 
 
-def _register(control: Any, keys: dict[str, Path], known: set[str], say: Say) -> None:
-    """Let the owners of new keys join; a site that comes with another key than before gets its old one taken away."""
-    from tacit.sites.control import key_bytes
-
-    there = {site.name: site for site in control.sites()} if keys else {}
-    for name, path in keys.items():
-        known.add(name)
+def _agree(control: Any, home: ServerHome, say: Say) -> bool:
+    """Make Flower's list of sites the folder's; whether that worked. (The guard asks the folder itself: nobody slips
+    in before this.)"""
+    keys: dict[str, bytes] = {}
+    for name, path in home.site_keys().items():
         try:
-            if name in there and there[name].public_key != key_bytes(path):
-                control.unregister(there.pop(name))
-            if name not in there:
-                control.register(name, path)
-            say(f"{name} is registered")
+            keys[name] = key_bytes(path)
         except TacitError as error:
             say(f"{name} could not be registered: {error}")
+    try:
+        there = {site.name: site for site in control.sites()}
+        for name, site in there.items():
+            if keys.get(name) != site.public_key:
+                control.unregister(site)
+                say(f"{name} has another key now" if name in keys else f"{name} is no longer registered")
+    except TacitError as error:
+        say(f"The sites could not be looked up: {error}")
+        return False
+    for name, key in keys.items():
+        try:
+            if name not in there or there[name].public_key != key:
+                control.register(name, key)
+                say(f"{name} is registered")
+        except TacitError as error:
+            say(f"{name} could not be registered: {error}")
+    return True
 
 
 # --- A site -----------------------------------------------------------------------------------------------
@@ -198,6 +207,7 @@ def join(home: SiteHome, answer: Callable[[bytes], bytes], say: Say, stop: threa
     try:
         while not stop.is_set():
             _wait_for_server(home, say, stop)
+            check_certificate(home)
             child = Child("supernode", _node_flags(home), home.folder / "log" / "site.log", surroundings)
             try:
                 began = time.monotonic()
@@ -217,7 +227,7 @@ def join(home: SiteHome, answer: Callable[[bytes], bytes], say: Say, stop: threa
 
 
 def _node_flags(home: SiteHome) -> list[str]:
-    flags = ["--superlink", home.server, "--host", "127.0.0.1", "--port", str(free_port())]
+    flags = ["--superlink", home.server]
     if home.insecure:
         return [*flags, "--insecure"]
     return [
@@ -251,20 +261,59 @@ def _wait_for_server(home: SiteHome, say: Say, stop: threading.Event) -> None:
         stop.wait(2.0)
 
 
+def check_certificate(home: SiteHome) -> None:
+    """Shake hands with the server, to say at once if it is another one. What passes by itself is tried again later."""
+    if home.insecure:
+        return
+    try:
+        trusted = ssl.create_default_context(cafile=str(home.folder / "ca.crt"))
+    except OSError as error:
+        raise TacitError(
+            f"{home.folder / 'ca.crt'} is no certificate ({error}). Copy ca.crt from the server."
+        ) from None
+    address = address_of(home.server, "server")
+    try:
+        with (
+            socket.create_connection(address, timeout=10) as connection,
+            trusted.wrap_socket(connection, server_hostname=address[0]),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        raise TacitError(f"{WRONG_SERVER.format(server=home.server)} ({error.verify_message})") from None
+    except ssl.SSLError as error:
+        if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+            raise TacitError(
+                f"Whoever listens at {home.server} does not encrypt: it is no tacit server, or an insecure one. "
+                "Nothing was sent. Correct 'server' in site.toml."
+            ) from None
+    except OSError:
+        pass
+
+
+WRONG_SERVER = (
+    "The server at {server} is not the one that ca.crt belongs to, or it is reached by a name that its certificate "
+    "does not have. Copy ca.crt from the right server, or correct 'server' in site.toml. Nothing was sent."
+)
 # What Flower says when it ends, whether trying again can help, and what it means.
 ENDINGS: tuple[tuple[str, bool, str], ...] = (
+    ("CERTIFICATE_VERIFY_FAILED", True, WRONG_SERVER),
     (
-        "CERTIFICATE_VERIFY_FAILED",
-        True,
-        "The server at {server} is not the one that ca.crt belongs to, or it is reached by a name that its certificate "
-        "does not have. Copy ca.crt from the right server, or mend 'server' in site.toml. Nothing was sent.",
+        UNKNOWN_KEY,
+        False,
+        "The server at {server} does not know this site's key, and nothing was sent: {name}.pub must be copied into "
+        "the folder sites/ of the server's home.",
     ),
     (
-        "[code: 2004]",  # the same for both reasons
+        OTHER_CLOCK,
         False,
-        "The server at {server} does not let {name} in, and nothing was sent. Either it does not know this site's key "
-        "(then {name}.pub must be copied into the folder sites/ of the server's home), or it still believes in this "
-        "site's last connection (that ends within half a minute).",
+        "The clock here and the clock of the server at {server} do not agree: a site's clock may be 5 s ahead and 5 "
+        "minutes behind. Nothing was sent. Set the clocks; after a restart of the server this passes by itself.",
+    ),
+    (
+        "[code: 2004]",
+        False,
+        "The server at {server} does not let {name} in yet: its key is just being registered, or the server still "
+        "believes in this site's last connection, which ends within half a minute. Nothing was sent.",
     ),
 )
 

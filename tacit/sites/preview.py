@@ -15,12 +15,13 @@ from tacit.engine import stages_of
 from tacit.errors import TacitError
 from tacit.experiment import Experiment
 from tacit.kept import Kept
-from tacit.method import Reply, Stage
+from tacit.method import Method, Reply, Stage
 from tacit.payload import Payload
 from tacit.screen import SafeConsole
 from tacit.sides import Hub, Labeled, Moment, Setup, Shard, Workbench
-from tacit.sites.site import OwnShard, Site, sent, site_setup
-from tacit.sites.wire import Answer, SharedFacts, pack
+from tacit.sites.accept import method_file
+from tacit.sites.site import OwnShard, Site, hello_of, sent, site_setup
+from tacit.sites.wire import SharedFacts, pack
 from tacit.units import size_text
 
 
@@ -28,8 +29,11 @@ def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, sc
     """One round of every stage, by the same code that answers the server."""
     facts = read_facts(facts_file) if facts_file else facts_of(site.settings.data, experiment.data.image_size)
     screen.print("The same code as in a run works on this site's own images now. Nothing is sent.\n")
-    hello = pack(Answer(kind="hello", labeled=True))
-    screen.print(f"Once, at the start: whether this site holds labels (yes or no), in {len(hello)} bytes.")
+    hello = hello_of(look(site, experiment, facts)[2], 0)
+    screen.print(
+        f"Once, at the start: whether this site holds labels ({'yes' if hello.labeled else 'no'}) and how many images "
+        f"it takes part with ({hello.images:,}), in {len(pack(hello))} bytes."
+    )
     for stage, reply in replies(site, experiment, facts):
         table = Table("name", "type and shape", "bytes", "values", title=f"Each round of stage '{stage.name}'")
         for name, tensor in payload.tensors(reply.send):
@@ -56,18 +60,28 @@ def _values(tensor: torch.Tensor) -> str:
     return ", ".join(f"{value:.4g}" for value in tensor.flatten().tolist())
 
 
+def look(site: Site, experiment: Experiment, facts: Facts) -> tuple[Experiment, type[Method], Shard]:
+    """What this site would use if the server asked for this experiment; a refusal, if it would refuse."""
+    file = method_file(experiment)
+    federated = Federated(
+        "preview",
+        (site.settings.name,),
+        SharedFacts(**dataclasses.asdict(facts)),
+        method_sha256=file.sha256 if file else "",
+    )
+    return site._look(federated.ask(experiment, 0, "hello"))
+
+
 def replies(site: Site, experiment: Experiment, facts: Facts) -> list[tuple[Stage, Reply]]:
     """This site's reply in the first round of every stage it takes part in; the server is made up."""
-    shared = SharedFacts(**dataclasses.asdict(facts))
-    ask = Federated("preview", (site.settings.name,), shared).ask(experiment, 0, "hello")
-    own, shard = site._look(ask)
+    own, method, shard = look(site, experiment, facts)
     labeled = (0,) if len(shard.labeled) else ()
     setup = site_setup(own, facts, 1, labeled)
     found: list[tuple[Stage, Reply]] = []
     past: dict[str, Payload] = {}
     with tempfile.TemporaryDirectory() as folder:  # what it would keep is forgotten again
         worker = Worker(setup, OwnShard(shard), Kept(Path(folder), own.keep))
-        for stage in stages_of(own):
+        for stage in stages_of(own, method):
             state, tasks = _server(stage, setup, past)
             past[stage.name] = state
             if tasks:

@@ -9,8 +9,8 @@ import os
 import secrets
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,81 @@ from tacit.data.split import Part, Split
 from tacit.engine import Plan, Watcher, run_plan, stages_of
 from tacit.errors import TacitError
 from tacit.experiment import Experiment, resolve
+from tacit.method import Method
 from tacit.payload import write_atomically
-from tacit.record import OpenRun, Run, check_same
+from tacit.record import OpenRun, Run, check_same, roll_back
 from tacit.sides import Moment
+from tacit.sites.accept import method_file
 from tacit.sites.jobs import HOME, Diary, Job, job_path
 from tacit.sites.site import site_setup
 from tacit.sites.wire import SharedFacts
 
-SITES = "sites.json"  # in the run folder: the run's name and who is which client
+SITES = "sites.json"  # in the run folder: the run's name, who is which client, who was left out
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who takes part in a run at sites, as it is saved with the run. Numbers never change: a client is a place in
+    `sites`, also when that site was left out."""
+
+    run: str
+    sites: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    labeled: tuple[int, ...] = ()  # the clients that hold labels
+    images: tuple[int, ...] | None = None  # how many each registered; None: of a run before this was asked
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        return tuple(name for name in self.sites if name not in self.left_out)
+
+    def without(self, names: Sequence[str]) -> "Roster":
+        """These sites are never asked again."""
+        if unknown := [name for name in names if name not in self.sites]:
+            raise TacitError(
+                f"--without {', '.join(unknown)}: this run has no such site. It has: {', '.join(self.sites)}."
+            )
+        fewer = replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
+        if not fewer.asked:
+            raise TacitError("--without leaves no site that could be asked.")
+        return fewer
+
+    def save(self, folder: Path) -> None:
+        write_atomically(folder / SITES, (json.dumps(asdict(self)) + "\n").encode())
+
+
+def roster_of(out: Path) -> Roster:
+    """Who takes part in the run that is there."""
+    try:
+        saved = json.loads((out / SITES).read_text())
+        images = saved.get("images")
+        return Roster(
+            str(saved["run"]),
+            tuple(str(name) for name in saved["sites"]),
+            tuple(str(name) for name in saved.get("left_out", ())),
+            tuple(int(client) for client in saved.get("labeled", ())),
+            None if images is None else tuple(int(number) for number in images),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TacitError(f"{out} is no run at sites that can be gone on with ({SITES}: {error}).") from error
+
+
+def roster_for(job: Job) -> Roster:
+    """Who takes part in a job: as in the run that is gone on with, or as the job says."""
+    out = Path(job.out)
+    if not (job.resume and (out / "experiment.toml").is_file()):
+        if job.without or job.from_round is not None:
+            raise TacitError(
+                f"--without and --from-round are for going on with a run (--resume), but there is none in {out}. A new "
+                "run has the sites that --sites names."
+            )
+        return Roster(secrets.token_hex(8), job.sites)
+    roster = roster_of(out).without(job.without)
+    if roster.asked != tuple(name for name in job.sites if name not in roster.left_out):
+        raise TacitError(
+            f"The run in {out} has the sites {', '.join(roster.asked)}, but now it is {', '.join(job.sites)}. To go on "
+            "without a site, use --without."
+        )
+    return roster
 
 
 class Scribe:
@@ -62,9 +129,9 @@ def run_job(name: str, grid: Any) -> None:
     diary.write(process=os.getpid())
     try:
         given = json.loads(job_path(home, name).read_text())
-        job = Job(**{**given, "sites": tuple(given["sites"])})
+        job = Job(**{**given, "sites": tuple(given["sites"]), "without": tuple(given.get("without", ()))})
         transport = Grid(grid, job.insecure)
-        wait_for(transport, job, diary)
+        wait_for(transport, roster_for(job).asked, job.wait, diary)
         run_at_sites(job, transport, Scribe(diary))
         diary.write(done=True)
     except TacitError as error:
@@ -75,18 +142,18 @@ def run_job(name: str, grid: Any) -> None:
         raise
 
 
-def wait_for(grid: Grid, job: Job, diary: Diary) -> None:
+def wait_for(grid: Grid, sites: Sequence[str], wait: float, diary: Diary) -> None:
     """Until every site is there; whom it waits for is told."""
-    end, told = time.monotonic() + job.wait, ""
-    while missing := [name for name in job.sites if name not in grid.online()]:
+    end, told = time.monotonic() + wait, ""
+    while missing := sorted(set(sites) - grid.online().keys(), key=sites.index):
         text = f"waiting for {', '.join(missing)}"
         if text != told:
             diary.write(say=text)
             told = text
         if time.monotonic() > end:
             raise TacitError(
-                f"The run did not start: {', '.join(missing)} did not join within {job.wait:g} s. Let them run `tacit "
-                "site join`, wait longer (--wait), or leave them out (--sites)."
+                f"The run did not start: {', '.join(missing)} did not join within {wait:g} s. Let them run `tacit "
+                "site join`, wait longer (--wait), or leave them out (--sites; of a run that has begun: --without)."
             )
         time.sleep(0.5)
 
@@ -95,36 +162,42 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
     """The run itself, from the first hello to the last record. Any transport will do."""
     experiment, out = resolve(job.experiment), Path(job.out)
     for_sites_only(experiment)
-    name, sites = secrets.token_hex(8), job.sites
+    roster, done = roster_for(job), 0
     if job.resume and (out / "experiment.toml").is_file():
         check_same(out, experiment)
-        name, sites = _saved(out)
-        if sites != job.sites:
-            raise TacitError(
-                f"The run in {out} has the sites {', '.join(sites)}, but now it is {', '.join(job.sites)}."
-            )
+        if job.from_round is not None:
+            roll_back(out, job.from_round)
+        done = len(Run(out).records)
     path = Path(experiment.data.name)
     facts = facts_of(path, experiment.data.image_size)
-    shared = SharedFacts(**asdict(facts))
-    federated = Federated(name, sites, shared, patience=job.patience, largest_reply=job.largest_reply)
-    federated = say_hello(experiment, federated, transport, min(job.patience, 600.0), job.wait)
-    plan = plan_for(experiment, facts, server_party(path, facts), federated)
+    file = method_file(experiment)
+    federated = Federated(
+        roster.run,
+        roster.sites,
+        SharedFacts(**asdict(facts)),
+        roster.labeled,
+        roster.images,
+        roster.left_out,
+        method_sha256=file.sha256 if file else "",
+        patience=job.patience,
+        largest_reply=job.largest_reply,
+    )
+    federated = say_hello(experiment, federated, transport, min(job.patience, 600.0), job.wait, done)
+    plan = plan_for(experiment, facts, server_party(path, facts), federated, file.load() if file else None)
+    plan = replace(plan, warnings=(*plan.warnings, *_other_sizes(roster, federated)))
 
     def make_backend(plan: Plan, folder: OpenRun) -> Backend:
-        saved = json.dumps({"run": name, "sites": sites}) + "\n"
-        write_atomically(folder.folder / SITES, saved.encode())
+        replace(roster, labeled=federated.labeled, images=federated.images).save(folder.folder)
         test = Federation(plan.dataset, plan.split, plan.setup.device).test()
         return FlowerBackend(experiment, plan.setup, test, federated, transport)
 
     return run_plan(plan, out, make_backend, job.resume, watcher)
 
 
-def _saved(out: Path) -> tuple[str, tuple[str, ...]]:
-    try:
-        saved = json.loads((out / SITES).read_text())
-        return str(saved["run"]), tuple(str(name) for name in saved["sites"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TacitError(f"{out} is no run at sites that can be gone on with ({SITES}: {error}).") from error
+def _other_sizes(roster: Roster, federated: Federated) -> list[str]:
+    """Sites whose number of images is another than when the run began."""
+    told = zip(roster.sites, roster.images or (), federated.images or (), strict=False)
+    return [f"{name} registered {old} images at first, and {new} now" for name, old, new in told if old != new]
 
 
 def for_sites_only(experiment: Experiment) -> None:
@@ -145,8 +218,11 @@ def server_party(path: Path, facts: Facts) -> Party:
     return load_party(path, facts)
 
 
-def plan_for(experiment: Experiment, facts: Facts, party: Party, federated: Federated) -> Plan:
-    """What the engine needs to know: the server's images and, of the clients, only how many there are."""
+def plan_for(
+    experiment: Experiment, facts: Facts, party: Party, federated: Federated, kind: type[Method] | None
+) -> Plan:
+    """What the engine needs to know: the server's images and, of the clients, how many there are and how many images
+    each of them registered. `kind` is the class of a method that came from a file."""
     at_server = experiment.data.placement == "server"
     train, test = np.flatnonzero(party.labels >= 0) if at_server else np.zeros(0, np.int64), party.test_labels
     images, labels = party.test_images, test
@@ -158,7 +234,8 @@ def plan_for(experiment: Experiment, facts: Facts, party: Party, federated: Fede
             "The recipe has the labels at the server, but the server's data holds no labelled training image. Give "
             "it some (--data), or write data.placement = 'clients' or 'some-clients'."
         )
-    if not at_server and not federated.labeled:
+    left = [client for client in federated.labeled if federated.sites[client] not in federated.left_out]
+    if not at_server and not left:
         raise TacitError("No site holds labels, and the recipe has none at the server: nothing could be learned.")
     dataset = Dataset(
         name="sites",
@@ -183,4 +260,4 @@ def plan_for(experiment: Experiment, facts: Facts, party: Party, federated: Fede
     split = Split(np.arange(len(train)), clients, np.arange(len(labels)), recipe, experiment.seed, "")
     setup = site_setup(experiment, facts, len(federated.sites), federated.labeled)
     setup.build()  # a net that does not fit the images says so now
-    return Plan(experiment, stages_of(experiment), dataset, split, setup, ())
+    return Plan(experiment, stages_of(experiment, kind), dataset, split, setup, (), federated.images)

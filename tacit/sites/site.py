@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,18 +18,17 @@ from tacit.data.federation import setup_of
 from tacit.data.party import Facts, Party, load_party
 from tacit.engine import stages_of
 from tacit.errors import TacitError
-from tacit.experiment import Experiment, pick_device, resolve
+from tacit.experiment import Experiment, pick_device
 from tacit.kept import Kept
-from tacit.method import Reply, Stage, Task, known_methods
+from tacit.method import Method, Reply, Stage, Task
+from tacit.payload import Limits
 from tacit.sides import Labeled, Moment, Setup, Shard
-from tacit.sites.wire import WHO, Answer, Ask, pack, unpack
+from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
+from tacit.sites.wire import LARGEST_WHY, WHO, Answer, Ask, pack, unpack
+from tacit.text import safe, safe_lines
 from tacit.units import size_text
 
 log = logging.getLogger("tacit.site")
-
-
-class Refusal(TacitError):
-    """Why a site does not do what it was asked, in words that tell the server nothing about the site's data."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Settings:
     name: str
     data: Path
     memory: Path  # a folder for what methods keep and for the list of what was sent
-    methods: tuple[Path, ...] = ()  # method files of their own that the server may ask for
+    methods: tuple[Path, ...] = ()  # method files that the server may ask for, as they are when the site starts
     ignore_labels: bool = False
     largest: int = 1 << 32  # bytes of one message from the server
 
@@ -65,6 +65,7 @@ class Site:
     def __init__(self, settings: Settings, say: Callable[[str], None] = lambda text: None) -> None:
         self.settings = settings
         self.say = say
+        self.methods = allowed_methods(settings.methods)
         self._parties: dict[Facts, Party] = {}
         self._work: dict[str, tuple[tuple[Stage, ...], Worker]] = {}
         one_thread()
@@ -77,22 +78,29 @@ class Site:
             ask, content = unpack(data, Ask, self.settings.largest)
             envelope, line = self._hello(ask) if ask.kind == "hello" else self._train(ask, content)
         except Refusal as refusal:
-            envelope, line = pack(Answer(kind="refused", why=str(refusal))), f"refused: {refusal}"
+            envelope, line = _refused(str(refusal)), f"refused: {refusal}"
         except TacitError as error:
-            why = "it could not do this; its own log says why"
-            envelope, line = pack(Answer(kind="refused", why=why)), f"failed: {error}"
-        except Exception as error:
-            log.exception("The work failed.")
-            why = f"its work failed ({type(error).__name__}); its own log says where"
-            envelope, line = pack(Answer(kind="refused", why=why)), f"failed: {type(error).__name__}: {error}"
-        self.say(line)
+            envelope, line = _refused("it could not do this; its own log says why"), f"failed: {error}"
+        except (Exception, SystemExit) as error:  # no message may end this process
+            log.error("The work failed.\n%s", safe_lines(traceback.format_exc(), 20_000))
+            envelope = _refused(f"its work failed ({type(error).__name__}); its own log says where")
+            line = f"failed: {type(error).__name__}: {error}"
+        self._tell(line)
         return envelope
 
+    def _tell(self, line: str) -> None:
+        """A line for the people here, with words from elsewhere in it. A terminal that is gone is no reason to stop."""
+        try:
+            self.say(safe(line, 2000))
+        except Exception:
+            log.warning("A line could not be shown.")
+
     def _hello(self, ask: Ask) -> tuple[bytes, str]:
-        experiment, shard = self._look(ask)
+        experiment, _, shard = self._look(ask)
+        self._kept(ask, experiment).go_back(ask.step)
         held = f"{len(shard.labeled)} labelled and {len(shard.unlabeled)} unlabelled images"
         line = f"run {ask.run}: {experiment.method['name']}, this site is client {ask.client} with {held}"
-        return pack(Answer(kind="hello", client=ask.client, labeled=len(shard.labeled) > 0)), line
+        return pack(hello_of(shard, ask.client)), line
 
     def _train(self, ask: Ask, content: bytes) -> tuple[bytes, str]:
         stages, worker = self._worker(ask)
@@ -100,8 +108,9 @@ class Site:
         if stage is None:
             raise Refusal(f"the method has no stage '{ask.stage}'")
         moment = Moment(ask.stage, ask.round, ask.rounds, ask.step)
-        task = Task(ask.client, payload.from_bytes(content), ask.group)
+        task = Task(ask.client, payload.from_bytes(content, Limits(total=self.settings.largest)), ask.group)
         if ask.wave == 0:
+            worker.kept.go_back(ask.step)  # of this round or later: the server went back, and they are run again
             worker.kept.forget(ask.step)
         outcome = worker.run(stage, moment, ask.wave, task)
         if outcome.fault:
@@ -131,31 +140,20 @@ class Site:
 
     # --- What it is asked to do, looked at before it is done -----------------------------------------------
 
-    def _look(self, ask: Ask) -> tuple[Experiment, Shard]:
+    def _look(self, ask: Ask) -> tuple[Experiment, type[Method], Shard]:
         if ask.version != tacit.__version__:
             raise Refusal(
                 f"it runs tacit {tacit.__version__}, the server {ask.version}: install the same version on both sides"
             )
         if ask.site != self.settings.name:
             raise Refusal(f"the server takes it for '{ask.site}', but it is '{self.settings.name}'")
-        experiment = self._experiment(dict(ask.experiment))
-        return experiment, self._shard(ask, experiment)
+        experiment, method = experiment_from_wire(
+            ask.experiment, lambda name: find_allowed(name, ask.method_sha256, self.methods)
+        )
+        return experiment, method, self._shard(ask, experiment)
 
-    def _experiment(self, given: dict[str, object]) -> Experiment:
-        method = given.get("method")
-        name = str(method.get("name")) if isinstance(method, dict) else ""
-        own = {path.name: path for path in self.settings.methods}
-        if name in own:
-            given["method"] = {**method, "name": str(own[name])}  # type: ignore[dict-item]
-        elif name not in known_methods():  # a path from elsewhere would be a way to run any file that lies here
-            there = ", ".join([*known_methods(), *own])
-            raise Refusal(
-                f"it has no method '{name[:80]}' (it has: {there}). Install a tacit that has it, or join with --method"
-            )
-        try:
-            return resolve(given)
-        except TacitError as error:
-            raise Refusal(f"the experiment does not fit its tacit: {str(error)[:500]}") from None
+    def _kept(self, ask: Ask, experiment: Experiment) -> Kept:
+        return Kept(self.settings.memory / "kept" / ask.run, experiment.keep)
 
     def _shard(self, ask: Ask, experiment: Experiment) -> Shard:
         party, placement = self._party(ask), experiment.data.placement
@@ -180,7 +178,7 @@ class Site:
             try:
                 party = load_party(self.settings.data, facts)
             except TacitError as error:  # the text may name files: it stays here
-                self.say(f"the data does not fit: {error}")
+                self._tell(f"the data does not fit: {error}")
                 raise Refusal(
                     "its data does not fit the federation's classes or images; its own log says why"
                 ) from None
@@ -188,15 +186,13 @@ class Site:
         return self._parties[facts]
 
     def _worker(self, ask: Ask) -> tuple[tuple[Stage, ...], Worker]:
-        same = json.dumps(
-            ask.model_dump(include={"version", "run", "experiment", "facts", "site", "clients", "client"})
-        )
-        same += str(ask.labeled_clients)
+        about_the_moment = {"kind", "stage", "round", "rounds", "step", "wave", "group"}
+        same = json.dumps(ask.model_dump(exclude=about_the_moment))
         if same not in self._work:
-            experiment, shard = self._look(ask)
+            experiment, method, shard = self._look(ask)
             setup = site_setup(experiment, Facts(**ask.facts.model_dump()), ask.clients, ask.labeled_clients)
-            kept = Kept(self.settings.memory / "kept" / ask.run, experiment.keep)
-            self._work = {same: (stages_of(experiment), Worker(setup, OwnShard(shard), kept))}
+            worker = Worker(setup, OwnShard(shard), self._kept(ask, experiment))
+            self._work = {same: (stages_of(experiment, method), worker)}
         return self._work[same]
 
 
@@ -208,6 +204,16 @@ def site_setup(experiment: Experiment, facts: Facts, clients: int, labeled_clien
 def _device(experiment: Experiment) -> torch.device:
     """Each site has its own machine: the recipe may say cpu, anything else means the best that is there."""
     return pick_device("cpu" if experiment.device == "cpu" else "auto")
+
+
+def _refused(why: str) -> bytes:
+    return pack(Answer(kind="refused", why=safe(why, LARGEST_WHY)))
+
+
+def hello_of(shard: Shard, client: int) -> Answer:
+    """What a site tells of itself, once, before the first round: whether it holds labels, and how many images."""
+    images = len(shard.labeled) + len(shard.unlabeled)
+    return Answer(kind="hello", client=client, labeled=len(shard.labeled) > 0, images=images)
 
 
 def sent(reply: Reply) -> bytes:

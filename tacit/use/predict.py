@@ -12,6 +12,7 @@ import numpy as np
 from tacit.data.download import Progress, silent
 from tacit.data.folder_report import Item
 from tacit.errors import TacitError
+from tacit.paths import check_file
 from tacit.payload import write_atomically
 from tacit.text import as_bytes, csv_text
 from tacit.use.model import BATCH, Model
@@ -79,13 +80,14 @@ class Predictions:
 
 def check_output(path: Path) -> None:
     """Refuse what could not be written, before any work."""
+    check_file(path)
     if path.suffix.lower() not in ENDINGS:
         raise TacitError(
             f"{path}: predictions are written as {', '.join(ENDINGS)}. Write -o {path.with_suffix('.csv')}."
         )
     if path.suffix.lower() == ".parquet":
         _pyarrow()
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir():
         raise TacitError(f"{path} cannot be written: {path.absolute().parent} must be a folder, {path} a file.")
 
 
