@@ -105,26 +105,25 @@ def ended(pid: int, within: float) -> int | None:
 
 
 def killed_run(experiment: Experiment, folder: Path, seconds: float, chance: random.Random) -> int:
-    """Run into a folder with kills at random moments; how many there were."""
+    """Run into a folder with kills at random moments, and resume until it is finished; how many kills there were."""
     kills = 0
     while True:
-        pid = start(experiment, folder)
-        while kills < MOST_KILLS:
-            if ended(pid, chance.uniform(0, seconds)) is not None:
-                return kills
-            kills += 1
+        pid, disturbed = start(experiment, folder), False
+        while True:
+            code = ended(pid, chance.uniform(0, seconds) if kills < MOST_KILLS else 3600.0)
+            if code is not None or kills == MOST_KILLS:
+                break
             workers = descendants(pid)
             if workers and chance.random() < 0.3:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(chance.choice(workers), signal.SIGKILL)  # the run goes on by itself
-                except ProcessLookupError:
-                    kills -= 1
+                    kills, disturbed = kills + 1, True
             else:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+                kills, disturbed = kills + 1, True
                 break
-        else:
-            ended(pid, 3600.0)
+        if code == 0 or not disturbed:  # workers that die again and again end a run with a sentence: it is resumed
             return kills
 
 

@@ -196,11 +196,19 @@ def experiment_in(folder: Path) -> Experiment:
 
 def _read_experiment(path: Path) -> Experiment | None:
     """The experiment in a file; None where there is none that can be read."""
+    if path.is_file():
+        _check_access(path, os.R_OK, "read")  # it may be as it was written: nobody replaces it
     try:
         settings = read_toml(path)
         return resolve(settings) if settings else None
     except (TacitError, OSError):
         return None
+
+
+def _check_access(path: Path, mode: int, action: str) -> None:
+    with told(path, action):
+        if not os.access(path, mode):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -278,9 +286,7 @@ class OpenRun(Run):
         """Say now, and not when a round is done, that it could not be saved."""
         files = (".", manifest.NAME, "rounds.jsonl", "checkpoint", "kept")
         for path in [self.folder / name for name in files if (self.folder / name).exists()]:
-            with told(path):
-                if not os.access(path, os.W_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            _check_access(path, os.W_OK, "written")
 
     def _adopt(self, split: Split) -> Manifest:
         """A manifest for a run that has none: a new one, or one of an older version (or somebody deleted it)."""

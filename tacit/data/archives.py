@@ -86,8 +86,9 @@ def most_bytes(path: Path) -> int:
     return max(LEAST_ROOM, MOST_TIMES * path.stat().st_size)
 
 
-def at_most(file: IO[bytes] | gzip.GzipFile, where: str, most: int = LARGEST_MEMBER) -> bytes:
+def at_most(file: IO[bytes] | gzip.GzipFile, where: str, most: int = 0) -> bytes:
     """All of a compressed file, unless it grows beyond what any public data set holds in one file."""
+    most = most or LARGEST_MEMBER
     content = file.read(most + 1)
     if len(content) > most:
         raise TacitError(

@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tacit.data.dataset import Dataset
 from tacit.data.split import Split, class_table, title
 from tacit.payload import write_atomically
+from tacit.text import safe
 
 LABELED, UNLABELED = (200, 80, 0), (0, 95, 160)  # also told apart by colour-blind readers
 INK, GREY, EMPTY, PAPER = (30, 30, 30), (120, 120, 120), (243, 243, 243), (255, 255, 255)
@@ -22,6 +23,7 @@ MARGIN, GAP, BAR_WIDTH = 20, 28, 110
 MOST_THICK_ROWS, MOST_THIN_ROWS = 61, 1000
 
 Colour = tuple[int, int, int]
+LONGEST_NAME = 60  # characters of a class's name
 
 
 def draw_split(split: Split, dataset: Dataset, path: Path) -> None:
@@ -34,10 +36,10 @@ def draw_split(split: Split, dataset: Dataset, path: Path) -> None:
 def picture_of(split: Split, dataset: Dataset) -> Image.Image:
     """The picture itself."""
     rows = rows_of(split, dataset)
-    columns = [*dataset.classes, *(["(unknown)"] if rows.unknown else [])]
+    columns = [*(safe(name, LONGEST_NAME) for name in dataset.classes), *(["(unknown)"] if rows.unknown else [])]
     look = _look(len(rows.names), columns)
     panels = _panels(rows)
-    text = title(split) + (f" (a row: mean of {rows.merged} clients)" if rows.merged > 1 else "")
+    text = safe(title(split)) + (f" (a row: mean of {rows.merged} clients)" if rows.merged > 1 else "")
 
     grid_width = look.cell_width * len(columns)
     panel_width = grid_width + 12 + BAR_WIDTH

@@ -110,6 +110,8 @@ class Scribe:
 
     def start(self, plan: Plan, done: int) -> None:
         self.diary.write(say=f"{done} of {plan.steps} rounds are done" if done else f"{plan.steps} rounds begin")
+        for warning in plan.warnings:
+            self.diary.write(say=warning)
 
     def client_done(self, moment: Moment, done: int, asked: int) -> None: ...
 
