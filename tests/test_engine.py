@@ -135,7 +135,7 @@ class Bad(FedAvg):
 def test_a_bad_reply_is_named_and_does_not_reach_the_mean(
     harm: str, why: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.experiment.Experiment.build_method", lambda self: Bad(harm=harm))
+    monkeypatch.setattr("tacit.experiment.Experiment.build_method", lambda self, kind=None: Bad(harm=harm))
     run = tiny("fedavg", "clients", rounds=1)
     record = run.records[0]
     assert [refusal["client"] for refusal in record["refused"]] == [1]
@@ -166,7 +166,7 @@ def test_a_failing_client_says_where(tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_method_without_client_code_says_so(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.experiment.Experiment.build_method", lambda self: Method())
+    monkeypatch.setattr("tacit.experiment.Experiment.build_method", lambda self, kind=None: Method())
     with pytest.raises(TacitError, match="does not define client_train"):
         tiny("fedavg", "clients")
 

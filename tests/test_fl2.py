@@ -18,7 +18,6 @@ from tacit.methods import fl2
 from tacit.methods.fl2 import ETA, FL2, asam_perturbation, consistency_term, masked_divergence, sharpness_consistency
 from tacit.methods.semifl import SemiFL, fit_fix_and_mix
 from tacit.payload import Weights, weights_in
-from tacit.pieces import sharpness
 from tacit.pieces.statistics import still_statistics
 from tacit.pieces.train import weights_of
 from tacit.record import Run
@@ -170,7 +169,7 @@ def test_a_step_counts_its_batch_once() -> None:
 
 def test_the_term_takes_labels_and_masks_of_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(sharpness, "sharpness_consistency", lambda *given: seen.append(given) or torch.tensor(2.0))
+    monkeypatch.setattr(fl2, "sharpness_consistency", lambda *given: seen.append(given) or torch.tensor(2.0))
     term = consistency_term(nn.Identity(), torch.arange(4), torch.tensor([True, False, True, False]), 0.1, weight=3.0)
     assert term(torch.tensor([3, 0]), torch.zeros(2, 1), torch.zeros(2, 5)) == 6.0
     assert (seen[0][3].tolist(), seen[0][4].tolist(), seen[0][5]) == ([3, 0], [False, True], 0.1)

@@ -16,7 +16,6 @@ from tacit.method import Reply, Task
 from tacit.methods import semifl
 from tacit.methods.semifl import SemiFL, beta_share, fit_fix_and_mix, mix_set
 from tacit.payload import Weights, weights_in
-from tacit.pieces import mixup
 from tacit.pieces.descent import give_momentum, momentum_of, sgd
 from tacit.pieces.label import PseudoLabels
 from tacit.pieces.statistics import pooled_statistics, recompute_statistics
@@ -82,7 +81,7 @@ class Sum(nn.Module):
 def fitted(weight: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Sum, float, list[float]]:
     """Fix images of value 1 (label 1), mix images of value 3 (label 0); strong views are ten times the image."""
     shares: list[float] = []
-    monkeypatch.setattr(mixup, "beta_share", lambda shape, generator: shares.append(0.75) or 0.75)
+    monkeypatch.setattr(semifl, "beta_share", lambda shape, generator: shares.append(0.75) or 0.75)
     model = Sum()
     loss = fit_fix_and_mix(
         model,
