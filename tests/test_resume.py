@@ -258,3 +258,34 @@ def read_stat(path: Path) -> list[str]:
         return path.read_text().rsplit(")", 1)[1].split()
     except OSError:
         return []
+
+
+WITHOUT_TRACKER = """
+import os, signal, sys
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+from tacit.engine import Silence, run_experiment
+from tacit.experiment import resolve
+
+
+class Kill(Silence):
+    def round_done(self, record):
+        if record["step"] == 0:
+            os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
+            os.waitpid(resource_tracker._resource_tracker._pid, 0)
+
+
+small = {"data.subset": 400, "data.test_subset": 200, "backend.name": "pool", "backend.workers": 2}
+experiment = resolve({"method.name": "fedavg", "method.preset": "smoke", "data.placement": "clients"}, small)
+print(run_experiment(experiment, Path(sys.argv[1]), watcher=Kill()).summary["rounds"])
+"""
+
+
+def test_a_killed_resource_tracker_prints_nothing(tmp_path: Path) -> None:
+    """Python's own helper of the pool: the run goes on and ends without it, and without tracebacks."""
+    words = [sys.executable, "-c", WITHOUT_TRACKER, str(tmp_path / "run")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "2"
+    assert done.stderr == ""

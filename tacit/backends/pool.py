@@ -11,9 +11,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -193,12 +194,24 @@ class PoolBackend:
     def _stop(self) -> None:
         for process in list((self.executor._processes or {}).values()):
             process.kill()  # nothing is lost: what matters is on disk already
+        _forget_dead_tracker()
         self.executor.shutdown(wait=True, cancel_futures=True)
 
     def close(self) -> None:
         self._stop()
         self.inbox.clear()
         shutil.rmtree(self.images, ignore_errors=True)
+
+
+def _forget_dead_tracker() -> None:
+    """Where Python's tracker of semaphores was killed, do not ask a new one to forget what it never knew.
+
+    It would answer each time with a traceback on the screen. Nothing is left behind: who made a semaphore removes it.
+    """
+    module: Any = resource_tracker
+    tracker = module._resource_tracker
+    if tracker._fd is not None and not tracker._check_alive():
+        module.unregister = lambda name, kind: None
 
 
 def default_workers() -> int:
