@@ -230,7 +230,7 @@ def test_workers_that_die_again_and_again_end_the_run_with_a_sentence(
         raise BrokenProcessPool
 
     monkeypatch.setattr("tacit.backends.pool.ProcessPoolExecutor.submit", broken)
-    with pytest.raises(TacitError, match=r"twice in a row .*--resume"):
+    with pytest.raises(TacitError, match=r"4 times in a row .*--resume"):
         run_experiment(resolve(SETTINGS, {"backend.name": "pool", "backend.workers": 2}), tmp_path / "run")
 
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -34,6 +35,7 @@ from tacit.payload import Parcel, Weights, Written, at_hand, pack
 from tacit.sides import Moment
 
 T = TypeVar("T")
+MOST_DEATHS = 4  # in a row, before a run ends
 
 _worker: Worker
 _stages: dict[str, Stage]
@@ -152,7 +154,8 @@ class PoolBackend:
         """What each job gives, with its key, as they get ready.
 
         A worker that dies takes the whole pool with it. What is not answered is then done again by a new one, with
-        the same result: a client finds what it had kept before its task. Only who dies twice in a row ends the run.
+        the same result: a client finds what it had kept before its task. Only who dies again and again ends the run:
+        the server that starts workers may itself be dying, which a new pool notices a moment later.
         """
         left, died = dict(jobs), 0
         while left:
@@ -162,13 +165,14 @@ class PoolBackend:
                     yield key, result
             except BrokenProcessPool:
                 died += 1
-                if died == 2:
+                if died == MOST_DEATHS:
                     raise TacitError(
-                        "A worker process died or could not start, twice in a row (killed, out of memory, or the error "
-                        "printed above). What was finished is saved: go on with --resume, with fewer workers if memory "
-                        "is short (backend.workers=1)."
+                        f"A worker process died or could not start, {died} times in a row (killed, out of memory, or "
+                        "the error printed above). What was finished is saved: go on with --resume, with fewer workers "
+                        "if memory is short (backend.workers=1)."
                     ) from None
                 self._stop()
+                time.sleep(0.2 * died)
                 sweep(self.census.kept.folder)  # what it was writing
                 self.executor = self._start()
 
