@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine import descendants
 from tacit.engine import Silence, run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import Experiment, resolve
@@ -77,19 +78,6 @@ def start(experiment: Experiment, folder: Path) -> int:
     finally:
         sys.stdout.flush()
         os._exit(code)
-
-
-def descendants(pid: int) -> list[int]:
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-    found = [pid]
-    for parent in found:
-        found += [child for child, of in parents.items() if of == parent]
-    return found[1:]
 
 
 def ended(pid: int, within: float) -> int | None:

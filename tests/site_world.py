@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.machine import descendants
+
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
@@ -59,20 +61,6 @@ class Process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(timeout=15)
         self.kill()
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes that come from this one (by their parents, so also those in sessions of their own)."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-    found = [pid]
-    for parent in found:
-        found += [child for child, of in parents.items() if of == parent]
-    return found[1:]
 
 
 def command_of(pid: int) -> str:

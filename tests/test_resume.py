@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machine import descendants
 from runs import TINY, digest, timeless
 from tacit.engine import Silence, run_experiment
 from tacit.errors import TacitError
@@ -232,19 +233,6 @@ def test_workers_that_die_again_and_again_end_the_run_with_a_sentence(
     monkeypatch.setattr("tacit.backends.pool.ProcessPoolExecutor.submit", broken)
     with pytest.raises(TacitError, match=r"4 times in a row .*--resume"):
         run_experiment(resolve(SETTINGS, {"backend.name": "pool", "backend.workers": 2}), tmp_path / "run")
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes that come from this one."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        fields = read_stat(stat)
-        if fields:
-            parents[int(stat.parent.name)] = int(fields[1])
-    found = [pid]
-    for parent in found:
-        found += [child for child, of in parents.items() if of == parent]
-    return found[1:]
 
 
 def state_of(pid: int) -> str:

@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from site_world import World, command_of, descendants, listening, memory_of, until
+from site_world import World, command_of, listening, memory_of, until
 
+from benchmarks.machine import descendants
 from runs import TINY, digest
 from tacit.engine import run_experiment
 from tacit.experiment import resolve
