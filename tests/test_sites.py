@@ -3,6 +3,7 @@ test_sites_flower.py."""
 
 import io
 import json
+import shutil
 import socket
 import ssl
 import struct
@@ -24,7 +25,7 @@ from runs import TINY, digest
 from tacit import payload
 from tacit.backends.flower import Silent, read_reply
 from tacit.data.party import FACTS, Facts, facts_of, load_party, read_facts
-from tacit.engine import Silence, prepare, run_experiment
+from tacit.engine import Plan, Silence, prepare, run_experiment
 from tacit.errors import TacitError
 from tacit.experiment import Experiment, resolve
 from tacit.method import Task, find_method, known_methods
@@ -114,6 +115,49 @@ def test_stopped_and_gone_on_with_is_the_same(tmp_path: Path) -> None:
     run = run_at_sites(replace(job, resume=True), Here(again), Silence())
     assert digest(run) == digest(local)
     assert len({path.parent.parent for path in tmp_path.glob("memory-*/kept/*/*/*")}) == 3  # one run each, not two
+
+
+def test_memory_that_a_site_lost_is_noticed(tmp_path: Path) -> None:
+    """One file of it: the site refuses, and says where to look. All of it: the server is told who began anew."""
+    job, sites = at_sites(simulated("bsemifl", "server", rounds=2), tmp_path)
+
+    class Stop(Silence):
+        def round_done(self, record: Mapping[str, object]) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_at_sites(job, Here(sites), Stop())
+    lines: list[str] = []
+    (lost,) = (tmp_path / "memory-1").glob("kept/*/*/local@*")
+    lost.unlink()
+    again = sites | {"site-1": Site(sites["site-1"].settings, lines.append)}
+    with pytest.raises(TacitError, match="site-1: what it kept in earlier rounds is missing or damaged"):
+        run_at_sites(replace(job, resume=True), Here(again), Silence())
+    assert lost.name in lines[0]
+    (ledger,) = (tmp_path / "memory-1").glob("kept/*.json")
+    ledger.write_text("[]")
+    with pytest.raises(TacitError, match="site-1: what it kept"):
+        run_at_sites(replace(job, resume=True), Here(sites), Silence())
+    shutil.rmtree(tmp_path / "memory-1")
+    warnings: list[str] = []
+
+    class Listen(Silence):
+        def start(self, plan: Plan, done: int) -> None:
+            warnings.extend(plan.warnings)
+
+    run = run_at_sites(replace(job, resume=True), Here(sites), Listen())
+    assert len(run.records) == 2
+    assert [warning.split()[0] for warning in warnings if "no memory of it" in warning] == ["site-1"]
+
+
+def test_images_that_a_server_asks_for_must_fit_into_a_sites_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paint(tmp_path / "party" / "unlabeled" / "a.png", 3)
+    monkeypatch.setattr("tacit.memory.machine_memory", lambda: 1 << 20)
+    load_party(tmp_path / "party", Facts(("a", "b"), 1, 64, (0.5,), (0.5,)))
+    with pytest.raises(TacitError, match="images of 4096×4096 pixels"):
+        load_party(tmp_path / "party", Facts(("a", "b"), 1, 4096, (0.5,), (0.5,)))
 
 
 def test_nothing_but_the_reply_leaves_a_site_and_nothing_of_the_servers_machine_arrives(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class Federated:
     method_sha256: str = ""  # of the method's file, if it is none of tacit's own
     patience: float = 3600.0  # seconds that a round waits for its last reply
     largest_reply: int = 0  # bytes (0: four times what was sent down, and a megabyte)
+    answered: tuple[int, ...] = ()  # how many rounds were done when each site answered last, as it says itself
 
     def ask(self, experiment: Experiment, client: int, kind: str, **moment: Any) -> Ask:
         return Ask.model_validate(
@@ -206,16 +207,17 @@ def say_hello(
     faults = []
     labeled = set(federated.labeled) - set(numbers.values())
     images = list(federated.images or [0] * len(federated.sites))
+    answered = [0] * len(federated.sites)
     for name, number in numbers.items():
         try:
             header = _hello_in(answers.get(name, Silent("it did not answer")), number)
-            images[number] = header.images
+            images[number], answered[number] = header.images, header.answered
             labeled |= {number} if header.labeled else set()
         except TacitError as error:
             faults.append(f"  {safe(name)}: {safe(error, LONGEST_FAULT)}")
     if faults:
         raise TacitError("The run did not start, because not every site can take part:\n" + "\n".join(faults))
-    return replace(federated, labeled=tuple(sorted(labeled)), images=tuple(images))
+    return replace(federated, labeled=tuple(sorted(labeled)), images=tuple(images), answered=tuple(answered))
 
 
 def _hello_in(answer: bytes | Silent, client: int) -> Answer:

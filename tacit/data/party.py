@@ -20,6 +20,7 @@ from tacit.data.images import open_image, pixels
 from tacit.data.own import HELD_OUT, inspect_folder, inspect_table
 from tacit.data.readers import read_npz
 from tacit.errors import TacitError
+from tacit.memory import check_images
 from tacit.payload import write_atomically
 from tacit.seeds import numpy_generator
 
@@ -110,6 +111,7 @@ def load_party(path: Path, facts: Facts) -> Party:
         return _npz(path, facts)
     report = look(path)
     items = report.items
+    check_images(len(items), facts.channels, facts.size)
     images = np.empty((len(items), facts.channels, facts.size, facts.size), np.uint8)
     for number, item in enumerate(items):
         images[number] = pixels(open_image(item.path), facts.size, grey=facts.channels == 1)
@@ -131,6 +133,7 @@ def _numbers(names: Sequence[str], facts: Facts, path: Path) -> dict[str, int]:
 
 def _fitted(images: np.ndarray, facts: Facts) -> np.ndarray:
     """Arrays by the rule that files follow; those of the right size stay as they are."""
+    check_images(len(images), facts.channels, facts.size)
     result = np.empty((len(images), facts.channels, facts.size, facts.size), np.uint8)
     for place, image in enumerate(images):
         picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))

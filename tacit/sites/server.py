@@ -164,12 +164,12 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
     """The run itself, from the first hello to the last record. Any transport will do."""
     experiment, out = resolve(job.experiment), Path(job.out)
     for_sites_only(experiment)
-    roster, done = roster_for(job), 0
+    roster, records = roster_for(job), ()
     if job.resume and (out / "experiment.toml").is_file():
         check_same(out, experiment)
         if job.from_round is not None:
             roll_back(out, job.from_round)
-        done = len(Run(out).records)
+        records = tuple(Run(out).records)
     path = Path(experiment.data.name)
     facts = facts_of(path, experiment.data.image_size)
     file = method_file(experiment)
@@ -184,9 +184,9 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
         patience=job.patience,
         largest_reply=job.largest_reply,
     )
-    federated = say_hello(experiment, federated, transport, min(job.patience, 600.0), job.wait, done)
+    federated = say_hello(experiment, federated, transport, min(job.patience, 600.0), job.wait, len(records))
     plan = plan_for(experiment, facts, server_party(path, facts), federated, file.load() if file else None)
-    plan = replace(plan, warnings=(*plan.warnings, *_other_sizes(roster, federated)))
+    plan = replace(plan, warnings=(*plan.warnings, *_other_sizes(roster, federated), *_forgetful(federated, records)))
 
     def make_backend(plan: Plan, folder: OpenRun) -> Backend:
         replace(roster, labeled=federated.labeled, images=federated.images).save(folder.folder)
@@ -200,6 +200,17 @@ def _other_sizes(roster: Roster, federated: Federated) -> list[str]:
     """Sites whose number of images is another than when the run began."""
     told = zip(roster.sites, roster.images or (), federated.images or (), strict=False)
     return [f"{name} registered {old} images at first, and {new} now" for name, old, new in told if old != new]
+
+
+def _forgetful(federated: Federated, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sites that answered in this run and know nothing of it any more."""
+    before = {client for record in records for client in record.get("answered", ())}
+    return [
+        f"{name} answered in this run before, but has no memory of it now: it goes on as if it were new. If its folder "
+        "was moved, stop this run, let the site put it back, and resume"
+        for client, name in enumerate(federated.sites)
+        if client in before and name not in federated.left_out and not federated.answered[client]
+    ]
 
 
 def for_sites_only(experiment: Experiment) -> None:

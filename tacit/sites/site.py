@@ -24,6 +24,7 @@ from tacit.method import Method, Reply, Stage, Task
 from tacit.payload import Limits
 from tacit.sides import Labeled, Moment, Setup, Shard
 from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
+from tacit.sites.ledger import Ledger
 from tacit.sites.wire import LARGEST_WHY, WHO, Answer, Ask, pack, unpack
 from tacit.text import safe, safe_lines
 from tacit.units import size_text
@@ -97,10 +98,12 @@ class Site:
 
     def _hello(self, ask: Ask) -> tuple[bytes, str]:
         experiment, _, shard = self._look(ask)
-        self._kept(ask, experiment).go_back(ask.step)
+        kept = self._kept(ask, experiment)
+        kept.go_back(ask.step)
+        answered = self._check_memory(kept, ask.step)
         held = f"{len(shard.labeled)} labelled and {len(shard.unlabeled)} unlabelled images"
         line = f"run {ask.run}: {experiment.method['name']}, this site is client {ask.client} with {held}"
-        return pack(hello_of(shard, ask.client)), line
+        return pack(hello_of(shard, ask.client, answered)), line
 
     def _train(self, ask: Ask, content: bytes) -> tuple[bytes, str]:
         stages, worker = self._worker(ask)
@@ -111,10 +114,12 @@ class Site:
         task = Task(ask.client, payload.from_bytes(content, Limits(total=self.settings.largest)), ask.group)
         if ask.wave == 0:
             worker.kept.go_back(ask.step)  # of this round or later: the server went back, and they are run again
+            self._check_memory(worker.kept, ask.step)
             worker.kept.forget(ask.step)
         outcome = worker.run(stage, moment, ask.wave, task)
         if outcome.fault:
             raise Refusal(outcome.fault)
+        Ledger(worker.kept).write(ask.client, ask.step)
         reply = outcome.reply
         data = sent(reply)
         self._note(ask, reply, len(data))
@@ -154,6 +159,16 @@ class Site:
 
     def _kept(self, ask: Ask, experiment: Experiment) -> Kept:
         return Kept(self.settings.memory / "kept" / ask.run, experiment.keep)
+
+    def _check_memory(self, kept: Kept, step: int) -> int:
+        """How many rounds were done when this site answered last; what it kept then must be there."""
+        ledger = Ledger(kept)
+        try:
+            ledger.check(step)
+            return ledger.read().rounds
+        except TacitError as error:
+            self._tell(str(error))
+            raise Refusal("what it kept in earlier rounds is missing or damaged; its own log says what to do") from None
 
     def _shard(self, ask: Ask, experiment: Experiment) -> Shard:
         party, placement = self._party(ask), experiment.data.placement
@@ -210,10 +225,11 @@ def _refused(why: str) -> bytes:
     return pack(Answer(kind="refused", why=safe(why, LARGEST_WHY)))
 
 
-def hello_of(shard: Shard, client: int) -> Answer:
-    """What a site tells of itself, once, before the first round: whether it holds labels, and how many images."""
+def hello_of(shard: Shard, client: int, answered: int = 0) -> Answer:
+    """What a site tells of itself before a run begins or goes on: whether it holds labels, how many images, and how
+    many rounds of this run were done when it answered last."""
     images = len(shard.labeled) + len(shard.unlabeled)
-    return Answer(kind="hello", client=client, labeled=len(shard.labeled) > 0, images=images)
+    return Answer(kind="hello", client=client, labeled=len(shard.labeled) > 0, images=images, answered=answered)
 
 
 def sent(reply: Reply) -> bytes:

@@ -99,6 +99,7 @@ class Answer(Header):
     why: Annotated[str, Field(max_length=LARGEST_WHY)] = ""  # refused
     labeled: bool = False  # hello: does this site hold labels?
     images: Number = 0  # hello: how many images it takes part with, labelled and unlabelled
+    answered: Number = 0  # hello: how many rounds of this run were done when it answered last
     examples: float = 0.0
     metrics: Annotated[dict[Word, float], Field(max_length=100)] = {}
 
