@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.machine import commit, processor
 from benchmarks.timing import Row
-from tacit.screen import SafeConsole
+from tacit.core.console import SafeConsole
 
 PARTS = ("round", "workers", "clients", "views", "engine", "simulation", "buffers", "inference")
 COLUMNS = ("what", "median", "spread", "goal", "reached", "note")

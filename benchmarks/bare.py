@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit.engine import Plan
-from tacit.evaluate import PREDICT_BATCH
+from tacit.contract.parties import Shard
+from tacit.engine.loop import Plan
+from tacit.evaluation.scores import PREDICT_BATCH
 from tacit.pieces.train import batches
-from tacit.sides import Shard
 
 
 def epochs_of(plan: Plan) -> tuple[int, int]:

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from benchmarks.reference import mean_of
 from benchmarks.timing import Row, Spent, Work, interleaved, ratio, single_thread
 from tacit import nets
+from tacit.nets.optimizer import sgd
 from tacit.pieces.aggregate import shares, weighted_mean
-from tacit.pieces.descent import sgd
 from tacit.pieces.train import weights_of
 
 TITLE = "Buffers and steps"

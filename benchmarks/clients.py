@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.running import UNEVALUATED, open_rounds
 from benchmarks.timing import Row, single_thread, spread, timed
-from tacit import payload
-from tacit.engine import prepare
-from tacit.experiment import resolve
+from tacit.core import payload
+from tacit.core.settings import resolve
+from tacit.engine.loop import prepare
 
 TITLE = "Many clients"
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tacit.figures import pyplot
-from tacit.lineup import Row
-from tacit.record import Run
+from tacit.compare.rows import Row
+from tacit.papers.feddb_figures import pyplot
+from tacit.runs.folder import Run
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

@@ -21,17 +21,17 @@ import torch
 
 from benchmarks.running import open_rounds
 from benchmarks.timing import Row, interleaved, single_thread, spread
-from tacit import payload
+from tacit.contract.kinds import Party
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client
+from tacit.core import payload
+from tacit.core.payload import Payload, seal, weights_in
+from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine import Plan, flaw, prepare
-from tacit.experiment import resolve
-from tacit.kinds import Party
-from tacit.method import Reply, Task
+from tacit.engine.loop import Plan, flaw, prepare
 from tacit.methods.fedavg import FedAvg
-from tacit.payload import Payload, seal, weights_in
-from tacit.pieces.descent import sgd
+from tacit.nets.optimizer import sgd
 from tacit.pieces.train import fit, predict, weights_of
-from tacit.sides import Client
 
 TITLE = "The engine"
 

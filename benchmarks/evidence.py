@@ -14,12 +14,12 @@ from typing import Any
 
 from benchmarks import curves, page
 from benchmarks.shelf import on_the_shelf, place_of, put_away
-from tacit.cli.progress import watcher_for
-from tacit.engine import run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import resolve
-from tacit.lineup import Job, Row, run_folder
-from tacit.screen import SafeConsole
+from tacit.compare.rows import Job, Row, run_folder
+from tacit.core.console import SafeConsole
+from tacit.core.errors import TacitError
+from tacit.core.settings import resolve
+from tacit.engine.loop import run_experiment
+from tacit.runs.progress import watcher_for
 
 PARTS = Path(__file__).parent / "parts"
 RUNS = Path("runs/evidence")  # whole run folders, with weights and checkpoints: not committed

@@ -30,10 +30,10 @@ from typing import Any
 import torch
 
 from benchmarks.machine import descendants
-from tacit.engine import Silence, run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, resolve
-from tacit.record import Run, check_run
+from tacit.core.errors import TacitError
+from tacit.core.settings import Experiment, resolve
+from tacit.engine.loop import Silence, run_experiment
+from tacit.runs.folder import Run, check_run
 
 METHODS = (  # with warm-up stages, with memory at clients and without, labels in all three places
     ("fixmatch", "clients"),

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.shelf import made
-from tacit import tables
-from tacit.compare import Result, Survey, blocks_of, notes, results
-from tacit.lineup import Row
-from tacit.payload import write_atomically
-from tacit.record import Run
-from tacit.units import clock
+from tacit.compare import tables
+from tacit.compare.results import Result, Survey, blocks_of, notes, results
+from tacit.compare.rows import Row
+from tacit.core.formatting import clock
+from tacit.core.payload import write_atomically
+from tacit.runs.folder import Run
 
 PAGE = Path("docs/evidence.md")
 METHODS = Path("docs/methods")

@@ -18,12 +18,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.views import normalised
-from tacit.engine import Plan
-from tacit.evaluate import PREDICT_BATCH
+from tacit.contract.parties import Shard
+from tacit.engine.loop import Plan
+from tacit.evaluation.scores import PREDICT_BATCH
 from tacit.methods.cbafed import CBAFed
 from tacit.nets.layers import pooled
 from tacit.nets.resnet import ResNet18
-from tacit.sides import Shard
 
 State = dict[str, Tensor]
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tacit.engine import Engine, Plan, Silence, _backend
-from tacit.method import Method
-from tacit.payload import Payload
-from tacit.record import OpenRun
-from tacit.sides import Moment
+from tacit.contract.method import Method
+from tacit.contract.parties import Moment
+from tacit.core.payload import Payload
+from tacit.engine.loop import Engine, Plan, Silence, _backend
+from tacit.runs.folder import OpenRun
 
 ROUNDS = 1_000_000  # as many as anybody asks for: none of them is the last one, which would be evaluated
 UNEVALUATED = {"evaluate_every": ROUNDS, "data.test_subset": 10}  # no round is evaluated

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import commit, processor
-from tacit.compare import Holdings, holdings_of
-from tacit.experiment import Experiment
-from tacit.lineup import Job, identity, run_folder
-from tacit.record import Run
+from tacit.compare.results import Holdings, holdings_of
+from tacit.compare.rows import Job, identity, run_folder
+from tacit.core.settings import Experiment
+from tacit.runs.folder import Run
 
 SHELF = Path("evidence/runs")
 # Of each round, what the page shows. Clients' own figures would make a run a hundred times as large.

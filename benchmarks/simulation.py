@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import Row, Spent, interleaved, ratio
-from tacit.engine import Silence, prepare, run_experiment
-from tacit.experiment import Experiment, resolve
-from tacit.record import Run
+from tacit.core.settings import Experiment, resolve
+from tacit.engine.loop import Silence, prepare, run_experiment
+from tacit.runs.folder import Run
 from tacit.sites.envelope import from_record, to_record
 from tacit.sites.rehearse import write_parties
 from tacit.sites.site import Settings, Site
@@ -54,11 +54,11 @@ def run_flower(experiment: Experiment, out: Path) -> None:
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
-    from tacit.backends import flower
+    from tacit.sites import backend
     from tacit.sites.jobs import Job
     from tacit.sites.server import run_at_sites
 
-    flower.POLL = 0.01  # real sites are looked after every 0.3 s, which here would count against Flower
+    backend.POLL = 0.01  # real sites are looked after every 0.3 s, which here would count against Flower
     parties = Path(os.environ[PARTIES])
     names = tuple(f"site-{k}" for k in range(experiment.data.clients))
     changes = {"data.name": str(parties / "server"), "backend.name": "flower"}
@@ -68,7 +68,7 @@ def run_flower(experiment: Experiment, out: Path) -> None:
 
     @server.main()
     def main(grid: Any, context: Any) -> None:
-        run_at_sites(job, flower.Grid(grid, insecure=True), Silence())
+        run_at_sites(job, backend.Grid(grid, insecure=True), Silence())
 
     one_each: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     workers: dict[str, Any] = {"init_args": {"num_cpus": experiment.backend.workers, "include_dashboard": False}}

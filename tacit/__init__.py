@@ -28,10 +28,10 @@ def run(
     two underscores for the dot: `tacit.run("demo", train__lr=0.1)`. Without `out` the run gets a folder of its own
     under runs/.
     """
-    from tacit.engine import run_experiment
-    from tacit.experiment import resolve
-    from tacit.recipes import load_recipe
-    from tacit.record import default_out
+    from tacit.config.recipes import load_recipe
+    from tacit.core.settings import resolve
+    from tacit.engine.loop import run_experiment
+    from tacit.runs.folder import default_out
 
     base = recipe if isinstance(recipe, dict) else load_recipe(str(recipe)) if recipe else {}
     experiment = resolve(base, {name.replace("__", "."): value for name, value in settings.items()})
@@ -39,8 +39,8 @@ def run(
     folder = Path(out) if out is not None else default_out(name or experiment.method["name"], experiment.seed)
     watcher = None
     if not quiet:
-        from tacit.cli.progress import watcher_for
-        from tacit.screen import SafeConsole
+        from tacit.core.console import SafeConsole
+        from tacit.runs.progress import watcher_for
 
         watcher = watcher_for(SafeConsole(soft_wrap=False))
     return load(run_experiment(experiment, folder, resume=resume, watcher=watcher).folder)
@@ -48,6 +48,6 @@ def run(
 
 def load(folder: str | Path) -> Any:
     """A run that is already there."""
-    from tacit.notebook import NotebookRun
+    from tacit.inference.notebook import NotebookRun
 
     return NotebookRun(folder)

@@ -12,9 +12,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from runs import TINY
-from tacit.engine import run_experiment
-from tacit.experiment import resolve
-from tacit.record import Run
+from tacit.core.settings import resolve
+from tacit.engine.loop import run_experiment
+from tacit.runs.folder import Run
 
 torch.set_num_threads(1)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine import Plan, prepare
-from tacit.experiment import resolve
-from tacit.record import Run
-from tacit.sides import Client, Hub, Moment, Workbench
+from tacit.engine.loop import Plan, prepare
+from tacit.runs.folder import Run
 
 TINY = {"data.subset": 400, "data.test_subset": 200}
 

@@ -15,11 +15,11 @@ import pytest
 import tacit.data.own
 import tacit.data.sources
 from tacit.cli.app import main
-from tacit.engine import prepare, run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, known_keys, parse_setting, resolve
-from tacit.memory import check_images, machine_memory
-from tacit.method import find_method, known_methods
+from tacit.contract.method import find_method, known_methods
+from tacit.core.errors import TacitError
+from tacit.core.memory import check_images, machine_memory
+from tacit.core.settings import Experiment, known_keys, parse_setting, resolve
+from tacit.engine.loop import prepare, run_experiment
 
 Ended = Callable[..., str]
 
@@ -224,7 +224,7 @@ def test_texts_for_people_may_be_any(key: str, value: str) -> None:
 
 
 def _flat(experiment: Experiment) -> dict[str, Any]:
-    from tacit.experiment import flatten
+    from tacit.core.settings import flatten
 
     return flatten(experiment.to_dict())
 

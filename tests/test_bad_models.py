@@ -11,10 +11,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tacit.cli.app import main
-from tacit.engine import run_experiment
-from tacit.experiment import resolve
-from tacit.use.export import export
-from tacit.use.model import load_model
+from tacit.core.settings import resolve
+from tacit.engine.loop import run_experiment
+from tacit.inference.export import export
+from tacit.inference.model import load_model
 
 Edit = Callable[[Path], object]
 
@@ -110,7 +110,7 @@ def test_what_the_error_advises_makes_the_model_again(whole: Path, tmp_path: Pat
 
 
 def json_free(run: Path) -> dict[str, object]:
-    from tacit.experiment import read_toml
+    from tacit.core.settings import read_toml
 
     return dict(read_toml(run / "experiment.toml"))
 

@@ -12,9 +12,9 @@ import torch
 from benchmarks import __main__ as bench
 from benchmarks import buffers, clients, engine, inference, reference, round, simulation, timing, views, workers
 from benchmarks.timing import Row, Spent
+from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine import prepare
-from tacit.experiment import resolve
+from tacit.engine.loop import prepare
 from tacit.pieces import train
 
 DIGITS: dict[str, Any] = {"data.name": "digits", "data.clients": 3, "data.subset": 60, "train.batch": 8}

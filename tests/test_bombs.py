@@ -18,13 +18,13 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from tacit.core.errors import TacitError
+from tacit.core.payload import FORMAT, Limits, from_bytes
 from tacit.data.archives import at_most, collect
 from tacit.data.arrays import MOST_CLASSES, check_class_names, whole_labels
 from tacit.data.images import MOST_PIXELS, open_image, square
 from tacit.data.own import inspect, table_rows
 from tacit.data.readers import npz_arrays, read_idx, read_npz
-from tacit.errors import TacitError
-from tacit.payload import FORMAT, Limits, from_bytes
 from tacit.sites.wire import SharedFacts
 
 MB = 1 << 20

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from runs import TINY
-from tacit import payload
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client, Hub, Labelling, Moment, Workbench
+from tacit.core import payload
+from tacit.core.errors import TacitError
+from tacit.core.payload import Payload, tensor_in, weights_in
+from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine import Plan, prepare, run_experiment
-from tacit.errors import TacitError
-from tacit.evaluate import audit, sum_up
-from tacit.experiment import resolve
-from tacit.method import Reply, Task
+from tacit.engine.loop import Plan, prepare, run_experiment
+from tacit.evaluation.scores import audit, sum_up
 from tacit.methods.bsemifl import BSemiFL, Strategy, closeness, ensemble, share_by_closeness
 from tacit.methods.semifl import SemiFL
-from tacit.payload import Payload, tensor_in, weights_in
-from tacit.record import Run
-from tacit.sides import Client, Hub, Labelling, Moment, Workbench
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 World = tuple[Plan, Federation]

@@ -13,13 +13,13 @@ import torch
 from pictures import SITES, write_sites
 from tacit.card.document import Document, Table, Text
 from tacit.card.plot import calibration_plot
+from tacit.core.settings import resolve
 from tacit.data.sources import load
-from tacit.engine import prepare, run_experiment
-from tacit.experiment import resolve
-from tacit.metrics import confusion, expected_calibration_error, reliability, wilson_interval
-from tacit.record import Run
-from tacit.use.handover import measure
-from tacit.use.model import load_model
+from tacit.engine.loop import prepare, run_experiment
+from tacit.evaluation.metrics import confusion, expected_calibration_error, reliability, wilson_interval
+from tacit.inference.handover import measure
+from tacit.inference.model import load_model
+from tacit.runs.folder import Run
 
 FILES = ("card.md", "card.html", "calibration.svg", "model.json", "evaluation.json")
 
@@ -90,7 +90,7 @@ def test_the_card_reproduces_the_run(tiny: Callable[..., Run], tmp_path: Path) -
     run = tiny("fedavg", "clients")
     toml = re.findall(r"```\n(.*?)```", (run.folder / "card.md").read_text(), flags=re.DOTALL)[0]
     (tmp_path / "again.toml").write_text(toml)
-    from tacit.recipes import load_recipe
+    from tacit.config.recipes import load_recipe
 
     again = run_experiment(resolve(load_recipe(str(tmp_path / "again.toml"))), tmp_path / "again")
     for name in ("model.safetensors", "evaluation.json", "card.md"):
@@ -135,7 +135,7 @@ def test_a_card_is_written_after_a_resume_too(tiny: Callable[..., Run]) -> None:
 
 def test_a_hundred_parties_are_summed_up() -> None:
     from tacit.card.content import card
-    from tacit.use.handover import describe
+    from tacit.inference.handover import describe
 
     plan = prepare(resolve({"method.preset": "smoke", "data.clients": 60, "data.min_size": 1, "data.partition": "iid"}))
     probs = torch.full((len(plan.split.test), 10), 0.1)

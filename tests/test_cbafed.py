@@ -11,14 +11,14 @@ import torch
 from test_resume import SETTINGS, rounds_done, start, wait_for
 
 from runs import TINY, digest, timeless
-from tacit import sides
-from tacit.experiment import Net, Participation, Train, resolve
-from tacit.method import Reply, Task
+from tacit.contract import parties
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.core.payload import tensor_in, weights_in
+from tacit.core.settings import Net, Participation, Train, resolve
 from tacit.methods.cbafed import CBAFed, CBAFedWarmUp
-from tacit.payload import tensor_in, weights_in
 from tacit.pieces.train import weights_of
-from tacit.record import Run
-from tacit.sides import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.runs.folder import Run
 from tacit.views import Views
 
 Tiny = Callable[..., Run]
@@ -186,7 +186,7 @@ def test_a_client_that_keeps_nothing_changes_nothing() -> None:
 def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, torch.Tensor, Any]]:
     """What the model was asked to label, and what it was then taught."""
     seen: list[tuple[str, torch.Tensor, Any]] = []
-    predict, fit = Client.predict, sides.fit
+    predict, fit = Client.predict, parties.fit
 
     def watched_predict(self: Client, model: torch.nn.Module, views: torch.Tensor) -> torch.Tensor:
         probs = predict(self, model, views)
@@ -198,7 +198,7 @@ def lessons(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, torch.Tensor, An
         return fit(model, views, labels, **more)
 
     monkeypatch.setattr(Client, "predict", watched_predict)
-    monkeypatch.setattr(sides, "fit", watched_fit)
+    monkeypatch.setattr(parties, "fit", watched_fit)
     return seen
 
 
@@ -364,7 +364,7 @@ def test_the_record_of_a_round(tiny: Tiny) -> None:
 def test_killed_in_the_warm_up_and_in_the_main_stage_it_goes_on_exactly(tmp_path: Path) -> None:
     changes = {"method.name": "cbafed", "data.placement": "some-clients", "method.warmup": 3, "rounds": 3}
     changes |= {"method.warmup_epochs": 40, "method.labeled_epochs": 40}  # long enough to be hit
-    from tacit.engine import run_experiment
+    from tacit.engine.loop import run_experiment
 
     whole = run_experiment(resolve({**SETTINGS, **changes}), tmp_path / "whole")
     folder = tmp_path / "run"

@@ -20,18 +20,28 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from runs import TINY, digest, timeless
-from tacit import tables
 from tacit.cli.app import complete
-from tacit.compare import blocks_of, bound_of, budget_of, differs, holdings, notes, results, survey, with_bounds
-from tacit.engine import prepare, run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, resolve
-from tacit.lineup import Job, Row, identity, line_up
-from tacit.paired import paired_test, two_sided
-from tacit.recipes import known_recipes, load_recipe
-from tacit.record import Run
+from tacit.compare import tables
+from tacit.compare.results import (
+    blocks_of,
+    bound_of,
+    budget_of,
+    differs,
+    holdings,
+    notes,
+    results,
+    survey,
+    with_bounds,
+)
+from tacit.compare.rows import Job, Row, identity, line_up
+from tacit.compare.t_test import paired_test, two_sided
+from tacit.config.recipes import known_recipes, load_recipe
+from tacit.config.scale import scaled
+from tacit.core.errors import TacitError
+from tacit.core.settings import Experiment, resolve
+from tacit.engine.loop import prepare, run_experiment
 from tacit.report.collect import collect
-from tacit.scale import scaled
+from tacit.runs.folder import Run
 
 APP = complete()
 SMOKE = {"method.preset": "smoke", "data.placement": "clients", "data.cover": 0, "rounds": 2, **TINY}
@@ -290,7 +300,7 @@ def test_forms(finished: list[Row]) -> None:
 
 
 def test_a_narrow_screen_cuts_nothing_off(finished: list[Row]) -> None:
-    from tacit.screen import SafeConsole
+    from tacit.core.console import SafeConsole
 
     sheet = tables.sheet(results(finished, survey(finished)))
     screen = SafeConsole(width=60, file=io.StringIO(), record=True)

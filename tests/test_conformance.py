@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from runs import TINY, digest, timeless
-from tacit import payload
-from tacit.engine import Silence, run_experiment, stages_of
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, resolve
-from tacit.method import PLACEMENTS, Method, Reply, Stage, Task, find_method, known_methods
-from tacit.payload import Payload
-from tacit.record import Run
-from tacit.sides import Client, Hub, Moment
+from tacit.contract.method import PLACEMENTS, Method, Reply, Stage, Task, find_method, known_methods
+from tacit.contract.parties import Client, Hub, Moment
+from tacit.core import payload
+from tacit.core.errors import TacitError
+from tacit.core.payload import Payload
+from tacit.core.settings import Experiment, resolve
+from tacit.engine.loop import Silence, run_experiment, stages_of
+from tacit.runs.folder import Run
 
 PAIRS = [(name, place) for name in known_methods() for place in find_method(name).placements]
 every_method = pytest.mark.parametrize("name", known_methods())

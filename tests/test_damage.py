@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.kills import DAMAGES, Heard, Stop, experiment_of, files_of, outcome, verdict
-from tacit import payload
-from tacit.engine import Silence, run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import Keep, resolve
-from tacit.files import beside, sweep, write_atomically
-from tacit.kept import Kept
-from tacit.manifest import Manifest, load_manifest
-from tacit.record import Run, check_run, roll_back
+from tacit.core import payload
+from tacit.core.errors import TacitError
+from tacit.core.files import beside, sweep, write_atomically
+from tacit.core.settings import Keep, resolve
+from tacit.engine.loop import Silence, run_experiment
+from tacit.runs.folder import Run, check_run, roll_back
+from tacit.runs.manifest import Manifest, load_manifest
+from tacit.runs.memory import Kept
 
 # A stage before the method, a memory at each client.
 SETTINGS = {"keep.checkpoints": 2, "data.subset": 200, "data.test_subset": 100}

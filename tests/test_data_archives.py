@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tacit.core.errors import TacitError
 from tacit.data.archives import collect
-from tacit.errors import TacitError
 
 
 def write_tar(path: Path, *entries: tarfile.TarInfo) -> Path:

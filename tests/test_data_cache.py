@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tacit.core.errors import TacitError
 from tacit.data import cache
 from tacit.data.arrays import Arrays, check_arrays, fingerprint, hold_out, to_dataset
 from tacit.data.catalogue import SOURCES
@@ -22,7 +23,6 @@ from tacit.data.download import Progress, silent
 from tacit.data.packages import Package
 from tacit.data.readers import IDX_FILES
 from tacit.data.sources import load
-from tacit.errors import TacitError
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels", "train_groups", "test_groups")
 

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.cli.data import app
+from tacit.core.errors import TacitError
 from tacit.data.catalogue import SOURCES
-from tacit.errors import TacitError
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tacit.core.errors import TacitError
 from tacit.data.download import download
-from tacit.errors import TacitError
 
 CONTENT = np.random.default_rng(0).bytes(700_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()

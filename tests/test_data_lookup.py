@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tacit.core.errors import TacitError
 from tacit.data import cache, sources
 from tacit.data.catalogue import SOURCES
 from tacit.data.download import Progress, silent
@@ -17,7 +18,6 @@ from tacit.data.entry import Official
 from tacit.data.packages import Package
 from tacit.data.readers import IDX_FILES
 from tacit.data.sources import check, get, is_here, load, where_it_looks
-from tacit.errors import TacitError
 
 
 def tiny_arrays(shade: int, train_labels: list[int] | None = None) -> dict[str, np.ndarray]:

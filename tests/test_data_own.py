@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from tacit.core.errors import TacitError
 from tacit.data.own import inspect_folder
 from tacit.data.sources import load
-from tacit.errors import TacitError
 
 
 def picture(path: Path, colour: int | tuple[int, int, int] = 0, size: tuple[int, int] = (16, 16)) -> None:

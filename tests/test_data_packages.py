@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tacit.core.errors import TacitError
 from tacit.data.archives import collect
 from tacit.data.packages import Package
-from tacit.errors import TacitError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-ins are shell scripts")
 

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
+from tacit.core.errors import TacitError
 from tacit.data import readers
 from tacit.data.isic import CLASSES, read_isic
-from tacit.errors import TacitError
 
 
 def noise(*shape: int) -> np.ndarray:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from runs import outside
+from tacit.core.errors import TacitError
 from tacit.data import cache
 from tacit.data.arrays import histogram, mean_and_std
 from tacit.data.dataset import Dataset
 from tacit.data.sources import load
-from tacit.errors import TacitError
 
 
 @pytest.fixture

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tacit.experiment import Net, Participation, Train, resolve
-from tacit.method import Reply, Task
+from tacit.config.recipes import known_recipes, load_recipe
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.core.payload import Payload, tensor_in, weights_in
+from tacit.core.settings import Net, Participation, Train, resolve
 from tacit.methods.ddrfed.ddrfed import (
     DDRFed,
     Tally,
@@ -22,14 +25,11 @@ from tacit.methods.ddrfed.ddrfed import (
     negative_loss,
     ranks,
 )
-from tacit.payload import Payload, tensor_in, weights_in
 from tacit.pieces.consistency import paired_batches
 from tacit.pieces.label import confident
 from tacit.pieces.threshold import class_shares
 from tacit.pieces.train import weights_of
-from tacit.recipes import known_recipes, load_recipe
-from tacit.record import Run
-from tacit.sides import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.runs.folder import Run
 from tacit.views import Views
 
 Tiny = Callable[..., Run]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tacit import metrics
+from tacit.evaluation import metrics
 from tacit.pieces.debias import FLOOR, average_prediction, bias_of, debias, moving_prediction
 from tacit.pieces.label import confident
 

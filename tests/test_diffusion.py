@@ -16,18 +16,18 @@ from diffusers import DDIMScheduler, DDPMScheduler
 from typer.testing import CliRunner
 
 from runs import TINY
-from tacit import payload
 from tacit.cli.app import app
-from tacit.engine import run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import Net, Participation, Train, resolve
-from tacit.method import Reply, Task
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.core import payload
+from tacit.core.errors import TacitError
+from tacit.core.payload import tensor_in, weights_in
+from tacit.core.settings import Net, Participation, Train, resolve
+from tacit.engine.loop import run_experiment
 from tacit.methods.ddrfed.diffusion import add_noise, ddim_step, ddpm_step, image_shares, times_back
 from tacit.methods.ddrfed.gdgm import Diffusion, Generation
 from tacit.nets.unet import build_unet
-from tacit.payload import tensor_in, weights_in
-from tacit.record import Run
-from tacit.sides import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.runs.folder import Run
 from tacit.views import Views
 
 Tiny = Callable[..., Run]

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from tacit.engine import run_experiment
-from tacit.experiment import resolve
-from tacit.method import find_method, known_methods
+from tacit.contract.method import find_method, known_methods
+from tacit.core.settings import resolve
+from tacit.engine.loop import run_experiment
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,13 +12,13 @@ import torch
 
 from runs import digest, timeless
 from tacit.backends import waves
-from tacit.engine import flaw, report
-from tacit.errors import TacitError
-from tacit.method import Method, Reply, Task
+from tacit.contract.method import Method, Reply, Task
+from tacit.contract.parties import RECORDED, Hub
+from tacit.core.errors import TacitError
+from tacit.core.payload import Payload
+from tacit.engine.loop import flaw, report
 from tacit.methods.fedavg import FedAvg
-from tacit.payload import Payload
-from tacit.record import Run
-from tacit.sides import RECORDED, Hub
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 
@@ -31,8 +31,8 @@ def test_the_same_experiment_twice_gives_the_same_bytes(tiny: Tiny) -> None:
 
 
 def test_the_resolved_experiment_reproduces_the_run(tiny: Tiny, tmp_path: Path) -> None:
-    from tacit.engine import run_experiment
-    from tacit.experiment import read_toml, resolve
+    from tacit.core.settings import read_toml, resolve
+    from tacit.engine.loop import run_experiment
 
     first = tiny("fixmatch", "server", name="a")
     again = run_experiment(resolve(read_toml(first.folder / "experiment.toml")), tmp_path / "b")
@@ -135,7 +135,7 @@ class Bad(FedAvg):
 def test_a_bad_reply_is_named_and_does_not_reach_the_mean(
     harm: str, why: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.experiment.Experiment.build_method", lambda self, kind=None: Bad(harm=harm))
+    monkeypatch.setattr("tacit.core.settings.Experiment.build_method", lambda self, kind=None: Bad(harm=harm))
     run = tiny("fedavg", "clients", rounds=1)
     record = run.records[0]
     assert [refusal["client"] for refusal in record["refused"]] == [1]
@@ -166,7 +166,7 @@ def test_a_failing_client_says_where(tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_method_without_client_code_says_so(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.experiment.Experiment.build_method", lambda self, kind=None: Method())
+    monkeypatch.setattr("tacit.core.settings.Experiment.build_method", lambda self, kind=None: Method())
     with pytest.raises(TacitError, match="does not define client_train"):
         tiny("fedavg", "clients")
 

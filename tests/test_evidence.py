@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import evidence, page, shelf
-from tacit.lineup import Job, identity
-from tacit.record import Run
+from tacit.compare.rows import Job, identity
+from tacit.runs.folder import Run
 
 ROOT = Path(__file__).parent.parent
 Tiny = Callable[..., Run]
@@ -54,7 +54,7 @@ def test_a_kept_run_is_small_and_tells_the_same(tiny: Tiny, apart: Path) -> None
 
 def test_a_part_runs_what_is_missing_only(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second time nothing runs; a row that is new runs alone; a page stands beside it each time."""
-    from tacit.screen import SafeConsole
+    from tacit.core.console import SafeConsole
 
     small = {"method.preset": "smoke", "data.placement": "clients", "rounds": 2, "backend.name": "local"}
     rows = {"lower": {"method.name": "fedavg"}, "fixmatch": {"method.name": "fixmatch"}}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, differences, known_keys, parse_setting, pick_device, read_toml, resolve
+from tacit.core.errors import TacitError
+from tacit.core.settings import Experiment, differences, known_keys, parse_setting, pick_device, read_toml, resolve
 
 MISTAKES = [
     ({"data.alhpa": 0.1}, "There is no setting 'data.alhpa'. Did you mean 'data.alpha'?"),

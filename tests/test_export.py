@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 import tacit
 from pictures import save
 from tacit.cli.app import app
+from tacit.core.errors import TacitError
 from tacit.data.sources import load
-from tacit.errors import TacitError
-from tacit.notebook import NotebookRun
-from tacit.use.export import OPSET, check_batch, onnx_bytes, torch_bytes
-from tacit.use.model import Description, Model, load_model
+from tacit.inference.export import OPSET, check_batch, onnx_bytes, torch_bytes
+from tacit.inference.model import Description, Model, load_model
+from tacit.inference.notebook import NotebookRun
 
 DIGITS = load("digits")
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tacit.method import Reply
+from tacit.contract.method import Reply
+from tacit.core.payload import weights_in
 from tacit.methods.fedavg import FedAvg
-from tacit.payload import weights_in
-from tacit.record import Run
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 
@@ -63,8 +63,8 @@ def test_more_labels_are_better(tiny: Tiny) -> None:
 
 
 def test_residual_every_zero_is_refused() -> None:
-    from tacit.errors import TacitError
-    from tacit.experiment import resolve
+    from tacit.core.errors import TacitError
+    from tacit.core.settings import resolve
 
     with pytest.raises(TacitError, match=r"method\.residual_every = 0: input should be greater than or equal to 1"):
         resolve({"method": "fedavg", "method.residual_every": 0})

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.core.payload import tensor_in, weights_in
+from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine import Plan, prepare, run_experiment
-from tacit.experiment import resolve
-from tacit.method import Reply, Task
+from tacit.engine.loop import Plan, prepare, run_experiment
 from tacit.methods.feddb import FedDB, cross_entropy_parts, descend_in_parts, parallel_batches
-from tacit.payload import tensor_in, weights_in
+from tacit.nets.optimizer import sgd
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias
-from tacit.pieces.descent import sgd
 from tacit.pieces.label import confident
-from tacit.record import Run
-from tacit.sides import Client, Hub, Moment, Workbench
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 MOMENT = Moment("main", 0, 10, 0)
@@ -391,7 +391,7 @@ def test_other_batch_norm_policies(tiny: Tiny, bn: str) -> None:
 
 def test_the_recipes_name_every_row_of_table_4() -> None:
     """Nothing, DPL, DPL and DMA: three settings of one method, for three data sets and three ways to split."""
-    from tacit.recipes import known_recipes, load_recipe
+    from tacit.config.recipes import known_recipes, load_recipe
 
     rows = {"fixmatch": (False, "none"), "fixmatch-feddpl": (True, "none"), "feddb": (True, "paper")}
     for table in (1, 2, 3):

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runs import digest
-from tacit.method import Reply, Task
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client
+from tacit.core.payload import Payload, first_not_finite, tensor_in, tensors, weights_in
 from tacit.methods.fedirm import (
     FedIRM,
     FedIRMWarmUp,
@@ -29,10 +31,8 @@ from tacit.methods.fedirm import (
     reliable,
     two_view_loss,
 )
-from tacit.payload import Payload, first_not_finite, tensor_in, tensors, weights_in
 from tacit.pieces.teacher import ramp_up
-from tacit.record import Run
-from tacit.sides import Client
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 

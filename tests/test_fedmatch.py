@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runs import TINY
+from tacit.config.recipes import known_recipes, load_recipe
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.core.payload import Payload, Weights, tensor_in, weights_in
+from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine import Plan, prepare
-from tacit.experiment import resolve
-from tacit.method import Reply, Task
+from tacit.engine.loop import Plan, prepare
 from tacit.methods.fedmatch import (
     Decomposed,
     FedMatch,
@@ -30,12 +33,9 @@ from tacit.methods.fedmatch import (
     noise_image,
     refreshed,
 )
-from tacit.payload import Payload, Weights, tensor_in, weights_in
+from tacit.nets.optimizer import descend, sgd
 from tacit.pieces.aggregate import stacked
-from tacit.pieces.descent import descend, sgd
-from tacit.recipes import known_recipes, load_recipe
-from tacit.record import Run
-from tacit.sides import Client, Hub, Moment, Workbench
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 

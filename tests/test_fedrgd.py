@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from runs import TINY
+from tacit.config.recipes import load_recipe
+from tacit.contract.method import Reply
+from tacit.contract.parties import Hub, Moment, Workbench
+from tacit.core.payload import Weights, weights_in
+from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine import Plan, prepare
-from tacit.experiment import resolve
-from tacit.method import Reply
+from tacit.engine.loop import Plan, prepare
 from tacit.methods.fedrgd import FedRGD
-from tacit.payload import Weights, weights_in
 from tacit.pieces.aggregate import gradient_diversity, group_mean, stacked, unstacked, weighted_mean
-from tacit.recipes import load_recipe
-from tacit.record import Run
-from tacit.sides import Hub, Moment, Workbench
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 

@@ -9,13 +9,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tacit.cli.figure import app
+from tacit.core.errors import TacitError
 from tacit.data.federation import load_dataset
 from tacit.data.split import load_split
-from tacit.errors import TacitError
-from tacit.figures import Spread, bias_tracking, draw_bias, label_distributions
-from tacit.metrics import jensen_shannon
+from tacit.evaluation.metrics import jensen_shannon
+from tacit.papers.feddb_figures import Spread, bias_tracking, draw_bias, label_distributions
 from tacit.pieces.debias import bias_of
-from tacit.record import Run
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 

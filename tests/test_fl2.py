@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runs import World, client, hub, world_of
-from tacit.experiment import resolve
-from tacit.method import Reply, Task
+from tacit.contract.method import Reply, Task
+from tacit.core.payload import Weights, weights_in
+from tacit.core.settings import resolve
 from tacit.methods import fl2
 from tacit.methods.fl2 import ETA, FL2, asam_perturbation, consistency_term, masked_divergence, sharpness_consistency
 from tacit.methods.semifl import SemiFL, fit_fix_and_mix
-from tacit.payload import Weights, weights_in
-from tacit.pieces.statistics import still_statistics
+from tacit.nets.statistics import still_statistics
 from tacit.pieces.train import weights_of
-from tacit.record import Run
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 
@@ -325,7 +325,7 @@ def test_presets() -> None:
 
 
 def test_the_recipes_name_its_row_of_bsemifls_table() -> None:
-    from tacit.recipes import load_recipe
+    from tacit.config.recipes import load_recipe
 
     for data, shards, accuracy in (("cifar10", 2, 60.63), ("svhn", 8, 87.59), ("cifar100", 4, 28.47)):
         experiment = resolve(load_recipe(f"bsemifl/table1/{data}-shards{shards}-fl2"))

@@ -18,7 +18,7 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 from tacit.sites import guard, keeper, process
 from tacit.sites.control import Known
 from tacit.sites.guard import Guard, Limits, signature_headers

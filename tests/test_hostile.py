@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from test_sites import Here
 
 from runs import digest
-from tacit import payload
 from tacit.backends import LocalBackend
 from tacit.backends.base import unsendable
+from tacit.contract.method import Reply, Task, find_method, known_methods
+from tacit.contract.parties import Moment
+from tacit.core import payload
+from tacit.core.payload import Payload
+from tacit.core.settings import Experiment, resolve
 from tacit.data.federation import Federation
-from tacit.engine import Engine, Silence, prepare, run_experiment
-from tacit.experiment import Experiment, resolve
-from tacit.kept import Kept
-from tacit.method import Reply, Task, find_method, known_methods
-from tacit.payload import Payload
+from tacit.engine.loop import Engine, Silence, prepare, run_experiment
 from tacit.pieces.train import weights_of
-from tacit.record import OpenRun, Run
-from tacit.sides import Moment
+from tacit.runs.folder import OpenRun, Run
+from tacit.runs.memory import Kept
 from tacit.sites.jobs import Job
 from tacit.sites.rehearse import write_parties
 from tacit.sites.server import run_at_sites

@@ -14,8 +14,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from tacit.cli.app import main
+from tacit.core.text import FORMULA, from_csv_cell
 from tacit.data.sources import load
-from tacit.text import FORMULA, from_csv_cell
 
 TITLE = "\x1b]0;PWN\x07"  # would change the window's title
 HIDE = "\x1b[8m"  # would hide what follows; Rich has no use for it here
@@ -30,7 +30,7 @@ CLASSES = [
     ":smile: @SUM(A1)",
 ]
 SITES = [f"north[/b]{TITLE}", "-south|\u2066\t"]
-FOLDER = "[/b]:smile:\u202e"  # control characters in a path on the command line are refused (tacit/paths.py)
+FOLDER = "[/b]:smile:\u202e"  # control characters in a path on the command line are refused (tacit/core/paths.py)
 QUICK = ["rounds=1", "net.name=cnn-4", "backend.name=local", "method.warmup=1", "method.warmup_epochs=1"]
 
 

@@ -9,13 +9,13 @@ import torch
 from safetensors import SafetensorError
 
 from runs import digest
-from tacit import payload
 from tacit.backends import base
 from tacit.backends.base import Inbox, Outcome
-from tacit.errors import TacitError
-from tacit.method import Reply, mean_model
-from tacit.payload import OnDisk, weights_in
-from tacit.record import Run
+from tacit.contract.method import Reply, mean_model
+from tacit.core import payload
+from tacit.core.errors import TacitError
+from tacit.core.payload import OnDisk, weights_in
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 

@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 from pictures import SITES, save, write_sites
 from tacit.cli.app import app
 from tacit.cli.init import sites_in
+from tacit.config.propose import parties, propose
+from tacit.core.errors import TacitError
+from tacit.core.settings import Experiment, resolve
 from tacit.data.federation import load_dataset
 from tacit.data.own import inspect, inspect_sites, load_sites
 from tacit.data.sources import load
 from tacit.data.split import class_table, make_split
-from tacit.engine import prepare
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, resolve
-from tacit.propose import parties, propose
+from tacit.engine.loop import prepare
 
 DIGITS = load("digits")
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from runs import TINY, digest, timeless
-from tacit.engine import run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, Keep, resolve
-from tacit.kept import Kept
-from tacit.payload import Payload
-from tacit.record import Run
+from tacit.core.errors import TacitError
+from tacit.core.payload import Payload
+from tacit.core.settings import Experiment, Keep, resolve
+from tacit.engine.loop import run_experiment
+from tacit.runs.folder import Run
+from tacit.runs.memory import Kept
 
 Tiny = Callable[..., Run]
 

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from tacit.engine import flaw
-from tacit.errors import TacitError
-from tacit.kinds import Party, parse
-from tacit.method import Reply, Task, find_method, known_methods
-from tacit.payload import Value
+from tacit.contract.kinds import Party, parse
+from tacit.contract.method import Reply, Task, find_method, known_methods
+from tacit.core.errors import TacitError
+from tacit.core.payload import Value
+from tacit.engine.loop import flaw
 
 K = 3
 MODEL = {"w": torch.ones(2, 2), "bn.running_var": torch.ones(2), "bn.num_batches_tracked": torch.tensor(7)}

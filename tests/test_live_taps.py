@@ -13,14 +13,14 @@ from tacit.methods import semifl
 from tacit.methods.semifl import fit_fix_and_mix
 from tacit.nets import Net, build, resnet
 from tacit.nets.layers import Layers, initialise
+from tacit.nets.live_taps import LiveConvolution, TappedConv2d, convolve, live_taps, normalise
+from tacit.nets.optimizer import descend, give_momentum, live_taps_only, momentum_of, sgd
 from tacit.nets.resnet import Block
+from tacit.nets.statistics import recompute_statistics
 from tacit.pieces import consistency
 from tacit.pieces.consistency import TwoViews, learn_by_batch
-from tacit.pieces.descent import descend, give_momentum, live_taps_only, momentum_of, sgd
 from tacit.pieces.label import confident
-from tacit.pieces.live_taps import LiveConvolution, TappedConv2d, convolve, live_taps, normalise
 from tacit.pieces.loss import masked_cross_entropy
-from tacit.pieces.statistics import recompute_statistics
 from tacit.pieces.train import weights_of
 
 CPU = torch.device("cpu")

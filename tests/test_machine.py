@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from runs import TINY
-from tacit import engine, nets, payload
-from tacit.engine import Plan, Silence, run_experiment
-from tacit.experiment import resolve
-from tacit.machine import cpu_type
+from tacit import nets
+from tacit.core import payload
+from tacit.core.machine import cpu_type
+from tacit.core.settings import resolve
+from tacit.engine import loop
+from tacit.engine.loop import Plan, Silence, run_experiment
 from tacit.methods.rscfed import model_distance
 from tacit.pieces.aggregate import gradient_diversity
 from tacit.pieces.train import weights_of
@@ -51,7 +53,7 @@ class Stop(Silence):
 def test_going_on_with_another_type_of_cpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = resolve({"method.name": "fedavg", "method.preset": "smoke"}, TINY)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(engine, "cpu_type", lambda: "Cray X-MP, torch 2.6.0")
+        elsewhere.setattr(loop, "cpu_type", lambda: "Cray X-MP, torch 2.6.0")
         with pytest.raises(KeyboardInterrupt):
             run_experiment(experiment, tmp_path / "run", watcher=Stop())
     watcher = Stop()

@@ -12,8 +12,8 @@ from scipy.spatial import distance
 from sklearn import metrics as oracle
 from torch import Tensor
 
-from tacit import metrics
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
+from tacit.evaluation import metrics
 
 
 def example(count: int, classes: int, missing: bool, ties: bool, seed: int = 0) -> tuple[Tensor, Tensor]:

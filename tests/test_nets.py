@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 from tacit.nets import build, known, parameter_count
+from tacit.nets.folding import PAYS_FROM, folded, for_evaluation
 from tacit.nets.layers import StaticBatchNorm2d, initialise
-from tacit.pieces.folding import PAYS_FROM, folded, for_evaluation
 
 NAMES = ["cnn", "wrn-10-1", "resnet18", "vit-tiny"]
 

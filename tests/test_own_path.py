@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pictures import save, write_sites, write_tests
+from tacit.core.errors import TacitError
 from tacit.data.dataset import Dataset
 from tacit.data.sources import load
-from tacit.errors import TacitError
 
 ROOT = Path(__file__).parent.parent
 QUICK = ("rounds=1", "method.warmup=1", "method.warmup_epochs=1", "net.name=cnn-8", "backend.name=local")

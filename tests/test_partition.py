@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tacit.core.errors import TacitError
 from tacit.data import partition
-from tacit.errors import TacitError
 
 Draw = Callable[..., list[np.ndarray]]
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit import payload
-from tacit.errors import TacitError
+from tacit.core import payload
+from tacit.core.errors import TacitError
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 DTYPES = [*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool]

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from runs import World, client, hub, world_of
-from tacit.errors import TacitError
-from tacit.experiment import resolve
-from tacit.method import Reply, Task
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client
+from tacit.core.errors import TacitError
+from tacit.core.payload import Weights, tensor_in, weights_in
+from tacit.core.settings import resolve
 from tacit.methods.pdcfed import (
     PDCFed,
     agreement,
@@ -23,9 +25,7 @@ from tacit.methods.pdcfed import (
     two_stage_labels,
     usualness,
 )
-from tacit.payload import Weights, tensor_in, weights_in
-from tacit.record import Run
-from tacit.sides import Client
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runs import outside
+from tacit.core.errors import TacitError
+from tacit.core.settings import Data
 from tacit.data.placement import Placed, balanced_pool, check, place, stratified
-from tacit.errors import TacitError
-from tacit.experiment import Data
 
 BALANCED = np.arange(1000) % 10
 

@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 import tacit
 from pictures import save, write_tests
 from tacit.cli.app import app
+from tacit.core.errors import TacitError
 from tacit.data.sources import load
-from tacit.errors import TacitError
-from tacit.metrics import accuracy, expected_calibration_error
-from tacit.notebook import NotebookRun
-from tacit.pieces.calibrate import at_temperature, fit_temperature
-from tacit.use.handover import calibrated
-from tacit.use.model import load_model
-from tacit.use.pictures import as_items, collect
+from tacit.evaluation.metrics import accuracy, expected_calibration_error
+from tacit.inference.calibrate import at_temperature, fit_temperature
+from tacit.inference.handover import calibrated
+from tacit.inference.images import as_items, collect
+from tacit.inference.model import load_model
+from tacit.inference.notebook import NotebookRun
 
 DIGITS = load("digits")
 

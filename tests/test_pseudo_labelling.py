@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runs import digest
-from tacit.method import Reply, Task
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client
+from tacit.core.payload import Payload
 from tacit.methods.fixmatch import FixMatch
 from tacit.methods.flexmatch import FlexMatch
 from tacit.methods.freematch import FreeMatch
-from tacit.payload import Payload
+from tacit.nets.optimizer import sgd
 from tacit.pieces.consistency import TwoViews, endless_batches, learn_by_batch, two_view_batches
 from tacit.pieces.debias import average_prediction, debias, debiasing
-from tacit.pieces.descent import sgd
 from tacit.pieces.loss import masked_cross_entropy
-from tacit.record import Run
-from tacit.sides import Client
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
+from tacit.core.errors import TacitError
 from tacit.data.sources import load
-from tacit.errors import TacitError
-from tacit.quality import frechet_distance, learn_features, precision_recall
+from tacit.papers.generator_quality import frechet_distance, learn_features, precision_recall
 from tacit.views import Views
 
 

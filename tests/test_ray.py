@@ -10,9 +10,9 @@ import pytest
 
 from runs import TINY, digest, timeless
 from tacit.backends.ray import _ray
-from tacit.engine import Silence, run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, resolve
+from tacit.core.errors import TacitError
+from tacit.core.settings import Experiment, resolve
+from tacit.engine.loop import Silence, run_experiment
 
 try:
     ray = _ray("")  # as a run does, with a token of its own

@@ -20,16 +20,17 @@ from typer.testing import CliRunner
 
 from runs import TINY
 from tacit.cli.app import app
+from tacit.core.errors import TacitError
+from tacit.core.settings import resolve
 from tacit.data.split import class_table, load_split
-from tacit.engine import prepare, run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import resolve
-from tacit.record import OpenRun, Run, is_in_use
+from tacit.engine.loop import prepare, run_experiment
+from tacit.report import thumbnails
 from tacit.report.collect import Collector, collect, find_runs
 from tacit.report.figures import read_figures
 from tacit.report.groups import group
 from tacit.report.page import FILES, SCRIPTS, build
 from tacit.report.serve import PageServer
+from tacit.runs.folder import OpenRun, Run, is_in_use
 
 NASTY = '</script><img src=x onerror="document.title=1">{{style}} & <b>'
 
@@ -160,10 +161,8 @@ def test_a_split_without_its_data_tells_sizes(some: Callable[..., Path], monkeyp
     def gone(*_: Any, **__: Any) -> Any:
         raise TacitError("The data is not here.")
 
-    from tacit.report import pictures
-
-    pictures._labels_of.cache_clear()
-    monkeypatch.setattr(pictures, "load", gone)
+    thumbnails._labels_of.cache_clear()
+    monkeypatch.setattr(thumbnails, "load", gone)
     data = collect([some()])
     (shown,) = data["splits"].values()
     assert shown["columns"] == ["all classes"]

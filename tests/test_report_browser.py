@@ -17,11 +17,11 @@ import pytest
 from PIL import Image
 
 from runs import TINY
-from tacit.engine import run_experiment
-from tacit.experiment import resolve
-from tacit.record import Run
+from tacit.core.settings import resolve
+from tacit.engine.loop import run_experiment
 from tacit.report.collect import collect
 from tacit.report.page import build
+from tacit.runs.folder import Run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")

@@ -16,11 +16,11 @@ import pytest
 
 from benchmarks.machine import descendants
 from runs import TINY, digest, timeless
-from tacit.engine import Silence, run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import resolve
-from tacit.record import Run
-from tacit.sides import Moment
+from tacit.contract.parties import Moment
+from tacit.core.errors import TacitError
+from tacit.core.settings import resolve
+from tacit.engine.loop import Silence, run_experiment
+from tacit.runs.folder import Run
 
 SETTINGS = {
     "method.name": "fixmatch",

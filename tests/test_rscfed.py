@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runs import TINY, digest, timeless
-from tacit.engine import run_experiment
-from tacit.experiment import Participation, resolve
-from tacit.method import Reply, Task
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.core.payload import Payload, tensors, weights_in
+from tacit.core.settings import Participation, resolve
+from tacit.engine.loop import run_experiment
 from tacit.methods.rscfed import RSCFed, distance_shares, model_distance
-from tacit.payload import Payload, tensors, weights_in
+from tacit.nets.optimizer import sgd
 from tacit.pieces.consistency import TwoViews
-from tacit.pieces.descent import sgd
 from tacit.pieces.teacher import early_decay, follow, learn_with_teacher, sharpen, squared_error
 from tacit.pieces.train import weights_of
-from tacit.record import Run
-from tacit.sides import Client, Hub, Moment, Workbench
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 

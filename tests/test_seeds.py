@@ -2,7 +2,7 @@
 
 import torch
 
-from tacit import seeds
+from tacit.core import seeds
 
 
 def test_every_part_of_the_name_matters() -> None:

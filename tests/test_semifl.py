@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from runs import TINY
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.core.payload import Weights, weights_in
+from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine import Plan, prepare
-from tacit.experiment import resolve
-from tacit.method import Reply, Task
+from tacit.engine.loop import Plan, prepare
 from tacit.methods import semifl
 from tacit.methods.semifl import SemiFL, beta_share, fit_fix_and_mix, mix_set
-from tacit.payload import Weights, weights_in
-from tacit.pieces.descent import give_momentum, momentum_of, sgd
+from tacit.nets.optimizer import give_momentum, momentum_of, sgd
+from tacit.nets.statistics import pooled_statistics, recompute_statistics
 from tacit.pieces.label import PseudoLabels
-from tacit.pieces.statistics import pooled_statistics, recompute_statistics
 from tacit.pieces.train import weights_of
-from tacit.record import Run
-from tacit.sides import Client, Hub, Moment, Workbench
+from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
 

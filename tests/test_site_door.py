@@ -17,16 +17,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from runs import TINY, digest
-from tacit import payload
-from tacit.backends.flower import LEFT_OUT, PING, Federated, Grid, Silent, say_hello
+from tacit.contract.method import find_method, known_methods
+from tacit.core import payload
+from tacit.core.errors import TacitError
+from tacit.core.settings import Experiment, resolve
 from tacit.data.party import facts_of
-from tacit.engine import Plan, Silence, prepare, run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, resolve
-from tacit.kept import Kept
-from tacit.method import find_method, known_methods
-from tacit.record import Run
+from tacit.engine.loop import Plan, Silence, prepare, run_experiment
+from tacit.runs.folder import Run
+from tacit.runs.memory import Kept
 from tacit.sites.accept import Refusal, experiment_from_wire, for_sites, method_file
+from tacit.sites.backend import LEFT_OUT, PING, Federated, Grid, Silent, say_hello
 from tacit.sites.jobs import Job
 from tacit.sites.rehearse import write_parties
 from tacit.sites.server import SITES, Roster, roster_of, run_at_sites

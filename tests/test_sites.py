@@ -22,18 +22,18 @@ from PIL import Image
 from safetensors.torch import save
 
 from runs import TINY, digest
-from tacit import payload
-from tacit.backends.flower import Silent, read_reply
+from tacit.contract.method import Task, find_method, known_methods
+from tacit.core import payload
+from tacit.core.console import SafeConsole
+from tacit.core.errors import TacitError
+from tacit.core.payload import Limits
+from tacit.core.settings import Experiment, resolve
 from tacit.data.party import FACTS, Facts, facts_of, load_party, read_facts
-from tacit.engine import Plan, Silence, prepare, run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, resolve
-from tacit.method import Task, find_method, known_methods
-from tacit.payload import Limits
-from tacit.record import Run
+from tacit.engine.loop import Plan, Silence, prepare, run_experiment
 from tacit.report.collect import collect
-from tacit.screen import SafeConsole
+from tacit.runs.folder import Run
 from tacit.sites import process
+from tacit.sites.backend import Silent, read_reply
 from tacit.sites.home import init_server, init_site, read_home, site_home
 from tacit.sites.jobs import Job
 from tacit.sites.keeper import check_certificate
@@ -154,7 +154,7 @@ def test_images_that_a_server_asks_for_must_fit_into_a_sites_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paint(tmp_path / "party" / "unlabeled" / "a.png", 3)
-    monkeypatch.setattr("tacit.memory.machine_memory", lambda: 1 << 20)
+    monkeypatch.setattr("tacit.core.memory.machine_memory", lambda: 1 << 20)
     load_party(tmp_path / "party", Facts(("a", "b"), 1, 64, (0.5,), (0.5,)))
     with pytest.raises(TacitError, match="images of 4096×4096 pixels"):
         load_party(tmp_path / "party", Facts(("a", "b"), 1, 4096, (0.5,), (0.5,)))
@@ -229,13 +229,13 @@ def test_sites_say_no_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "evil.py").write_text("raise SystemExit('this file was run')")
     lie = replace(job, experiment={**job.experiment, "method": {"name": "fedavg", "preset": "smoke"}})
     monkeypatch.setattr(
-        "tacit.backends.flower.for_sites", lambda e: {**e.to_dict(), "method": {"name": str(tmp_path / "evil.py")}}
+        "tacit.sites.backend.for_sites", lambda e: {**e.to_dict(), "method": {"name": str(tmp_path / "evil.py")}}
     )
     assert "a site takes no paths from elsewhere" in refusal(lie, sites)  # more in test_site_door.py
     monkeypatch.undo()
 
     monkeypatch.setattr("tacit.sites.site.tacit.__version__", "9.9")
-    monkeypatch.setattr("tacit.backends.flower.tacit", type("Old", (), {"__version__": "0.0"}))
+    monkeypatch.setattr("tacit.sites.backend.tacit", type("Old", (), {"__version__": "0.0"}))
     assert "it runs tacit 9.9, the server 0.0: install the same version" in refusal(job, sites)
 
 

@@ -16,9 +16,9 @@ from site_world import World, command_of, listening, memory_of, until
 
 from benchmarks.machine import descendants
 from runs import TINY, digest
-from tacit.engine import run_experiment
-from tacit.experiment import resolve
-from tacit.record import Run
+from tacit.core.settings import resolve
+from tacit.engine.loop import run_experiment
+from tacit.runs.folder import Run
 from tacit.sites.control import Control
 from tacit.sites.guard import signature_headers
 from tacit.sites.home import init_server, server_home

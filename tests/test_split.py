@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from tacit.cli.split import show_split
+from tacit.core.console import SafeConsole
+from tacit.core.errors import TacitError
+from tacit.core.settings import Data
 from tacit.data.dataset import Dataset
 from tacit.data.draw import LABELED, UNLABELED, draw_split, picture_of
 from tacit.data.split import Part, Split, ceiling, class_table, load_split, make_split, title, warnings
-from tacit.errors import TacitError
-from tacit.experiment import Data
-from tacit.screen import SafeConsole
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

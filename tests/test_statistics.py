@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 from tacit.nets import build
-from tacit.pieces.statistics import recompute_statistics
+from tacit.nets.statistics import recompute_statistics
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from runs import TINY
 from tacit.cli.app import complete
-from tacit.cli.progress import JsonLines, Lines, LiveView, Nothing, sparkline, watcher_for
-from tacit.record import Run
-from tacit.screen import SafeConsole
+from tacit.core.console import SafeConsole
+from tacit.runs.folder import Run
+from tacit.runs.progress import JsonLines, Lines, LiveView, Nothing, sparkline, watcher_for
 
 SETTINGS = {"method.name": "fixmatch", "method.preset": "smoke", "data.placement": "clients", "rounds": 3, **TINY}
 WORDS = [f"--set={key}={value}" for key, value in SETTINGS.items()]

@@ -1,4 +1,4 @@
-"""Names from elsewhere are shown, never obeyed: tacit/text.py and the console that uses it."""
+"""Names from elsewhere are shown, never obeyed: tacit/core/text.py and the console that uses it."""
 
 import csv
 import io
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from tacit.screen import SafeConsole
-from tacit.text import FORMULA, csv_cell, from_csv_cell, markdown, safe, safe_lines
+from tacit.core.console import SafeConsole
+from tacit.core.text import FORMULA, csv_cell, from_csv_cell, markdown, safe, safe_lines
 
 HOSTILE = ["[/red]", "[/b]", "\x1b]0;PWN\x07", "\x9b31m", "a\u202eb", "x\u200by", "\r", "\udc80", ":smile:", "\x00"]
 anything = st.text(st.characters(exclude_categories=()), max_size=300)  # surrogates, too

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from runs import TINY, digest
-from tacit import trackers as module
-from tacit.engine import Silence, run_experiment
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, resolve
-from tacit.record import Run
-from tacit.trackers import TRACKERS, Together, Tracker, check_trackers, trackers
+from tacit.core.errors import TacitError
+from tacit.core.settings import Experiment, resolve
+from tacit.engine.loop import Silence, run_experiment
+from tacit.runs import trackers as module
+from tacit.runs.folder import Run
+from tacit.runs.trackers import TRACKERS, Together, Tracker, check_trackers, trackers
 
 
 def experiment(**changes: Any) -> Experiment:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import tacit.views
-from tacit.errors import TacitError
-from tacit.seeds import generator
+from tacit.core.errors import TacitError
+from tacit.core.seeds import generator
 from tacit.views import Views
 
 POOLS = ["fixmatch", "ssl", "semifl-legacy"]

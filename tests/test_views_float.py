@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.pieces.augment_dsa import DSA_OPERATIONS, dsa
-from tacit.pieces.augment_pipe import PIPE_LABEL, augment_pipe
-from tacit.seeds import generator
+from tacit.core.seeds import generator
+from tacit.views.dsa import DSA_OPERATIONS, dsa
+from tacit.views.pipe import PIPE_LABEL, augment_pipe
 
 
 def floats(count: int, channels: int = 3, height: int = 32, width: int = 32) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 
-from tacit.pieces import augment, augment_affine, augment_pixels
-from tacit.pieces.randaugment import POOLS, randaugment
+from tacit.views import affine, augment, pixels
+from tacit.views.randaugment import POOLS, randaugment
 
 # PIL's blend is one multiplication and one addition; compilers for other processors may fuse and round them once
 BLEND_TOLERANCE = 0 if platform.machine().lower() in ("x86_64", "amd64") else 1
@@ -63,9 +63,9 @@ def images(request: pytest.FixtureRequest) -> Tensor:
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (augment_pixels.autocontrast, ImageOps.autocontrast),
-        (augment_pixels.equalize, ImageOps.equalize),
-        (augment_pixels.invert, ImageOps.invert),
+        (pixels.autocontrast, ImageOps.autocontrast),
+        (pixels.equalize, ImageOps.equalize),
+        (pixels.invert, ImageOps.invert),
     ],
 )
 def test_operations_without_magnitude(
@@ -77,21 +77,21 @@ def test_operations_without_magnitude(
 def test_equalize_with_room_to_spread() -> None:
     """Large enough that more than 255 pixels share a step, so the table is not the identity."""
     images = pictures(3, 64, 64)
-    ours = augment_pixels.equalize(images)
+    ours = pixels.equalize(images)
     assert not torch.equal(ours[0], images[0])
     check(ours, images, lambda image, _: ImageOps.equalize(image))
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 5, 7, 8])
 def test_posterize(images: Tensor, bits: int) -> None:
-    ours = augment_pixels.posterize(images, torch.full((len(images),), bits))
+    ours = pixels.posterize(images, torch.full((len(images),), bits))
     check(ours, images, lambda image, _: ImageOps.posterize(image, bits))
 
 
 @pytest.mark.parametrize("ends", [(0.0, 256.0), (256.0, 0.0), (0.0, 0.0), (256.0, 256.0), (100.3, 110.9)])
 def test_solarize(images: Tensor, ends: tuple[float, float]) -> None:
     threshold = amounts(*ends, images)  # fractions: PIL says int but compares any number
-    ours = augment_pixels.solarize(images, threshold)
+    ours = pixels.solarize(images, threshold)
     check(ours, images, lambda image, index: ImageOps.solarize(image, float(threshold[index])))  # type: ignore[arg-type]
 
 
@@ -99,10 +99,10 @@ def test_solarize(images: Tensor, ends: tuple[float, float]) -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (augment_pixels.brightness, ImageEnhance.Brightness),
-        (augment_pixels.color, ImageEnhance.Color),
-        (augment_pixels.contrast, ImageEnhance.Contrast),
-        (augment_pixels.sharpness, ImageEnhance.Sharpness),
+        (pixels.brightness, ImageEnhance.Brightness),
+        (pixels.color, ImageEnhance.Color),
+        (pixels.contrast, ImageEnhance.Contrast),
+        (pixels.sharpness, ImageEnhance.Sharpness),
     ],
 )
 def test_enhancers(
@@ -118,14 +118,14 @@ def test_enhancers(
 
 
 def test_smoothing_alone(images: Tensor) -> None:
-    ours = augment_pixels.sharpness(images, torch.zeros(len(images)))
+    ours = pixels.sharpness(images, torch.zeros(len(images)))
     check(ours, images, lambda image, _: image.filter(ImageFilter.SMOOTH))
 
 
 @pytest.mark.parametrize("ends", [(-30.0, 30.0), (30.0, 30.0), (3.0, 27.0), (-0.7, 0.9), (90.0, 270.0)])
 def test_rotate(images: Tensor, ends: tuple[float, float]) -> None:
     degrees = amounts(*ends, images)
-    ours = augment_affine.rotate(images, degrees)
+    ours = affine.rotate(images, degrees)
     check(ours, images, lambda image, index: image.rotate(float(degrees[index])))
 
 
@@ -133,7 +133,7 @@ def test_rotate(images: Tensor, ends: tuple[float, float]) -> None:
 @pytest.mark.parametrize("name", ["shear_x", "shear_y"])
 def test_shear(images: Tensor, name: str, ends: tuple[float, float]) -> None:
     amount = amounts(*ends, images)
-    ours = getattr(augment_affine, name)(images, amount)
+    ours = getattr(affine, name)(images, amount)
 
     def theirs(image: Image.Image, index: int) -> Image.Image:
         value = float(amount[index])
@@ -146,11 +146,11 @@ def test_shear(images: Tensor, name: str, ends: tuple[float, float]) -> None:
 @pytest.mark.parametrize("ends", [(-9.0, 9.0), (-9.6, 9.6), (0.5, 0.5), (-0.5, -0.5), (100.0, -100.0)])
 @pytest.mark.parametrize("name", ["translate_x", "translate_y"])
 def test_translate(images: Tensor, name: str, ends: tuple[float, float]) -> None:
-    pixels = amounts(*ends, images)
-    ours = getattr(augment_affine, name)(images, pixels)
+    amount = amounts(*ends, images)
+    ours = getattr(affine, name)(images, amount)
 
     def theirs(image: Image.Image, index: int) -> Image.Image:
-        value = float(pixels[index])
+        value = float(amount[index])
         data = (1, 0, value, 0, 1, 0) if name == "translate_x" else (1, 0, 0, 0, 1, value)
         return image.transform(image.size, Image.Transform.AFFINE, data)
 
@@ -230,19 +230,19 @@ def test_resize_crop(images: Tensor) -> None:
 def test_no_operation_writes_to_its_input(name: str) -> None:
     images = pictures(3, 16, 16)
     before = images.clone()
-    getattr(augment_pixels, name)(images, torch.full((len(images),), 1.5))
+    getattr(pixels, name)(images, torch.full((len(images),), 1.5))
     assert torch.equal(images, before)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_operations_take_no_images_at_all(channels: int) -> None:
     none, zero = torch.zeros(0, channels, 16, 16, dtype=torch.uint8), torch.zeros(0)
-    for alone in (augment_pixels.autocontrast, augment_pixels.equalize, augment_pixels.invert):
+    for alone in (pixels.autocontrast, pixels.equalize, pixels.invert):
         assert alone(none).shape == none.shape
     for name in ("posterize", "solarize", "brightness", "color", "contrast", "sharpness"):
-        assert getattr(augment_pixels, name)(none, zero).shape == none.shape
+        assert getattr(pixels, name)(none, zero).shape == none.shape
     for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y"):
-        assert getattr(augment_affine, name)(none, zero).shape == none.shape
+        assert getattr(affine, name)(none, zero).shape == none.shape
     assert augment.cutout(none, zero, zero, zero, (127,) * channels).shape == none.shape
     assert augment.flip(none, zero.bool()).shape == none.shape
     for view in (augment.crop_view, augment.resize_crop_view):

@@ -9,8 +9,8 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
-from tacit.pieces.augment import draw
-from tacit.pieces.randaugment import HOLE_NUMBERS, PICK_NUMBERS, POOLS, randaugment
+from tacit.views.augment import draw
+from tacit.views.randaugment import HOLE_NUMBERS, PICK_NUMBERS, POOLS, randaugment
 
 AFFINE = Image.Transform.AFFINE
 Step = Callable[[Image.Image, float, int], Image.Image]  # image, level of 0 … 10, sign

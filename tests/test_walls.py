@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine import prepare
-from tacit.experiment import resolve
-from tacit.sides import Client, Hub, Moment, Workbench
+from tacit.engine.loop import prepare
 
 PACKAGE = Path(__file__).parent.parent / "tacit"
 

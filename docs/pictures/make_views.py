@@ -6,11 +6,11 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from tacit.core.seeds import generator
 from tacit.data.sources import load
-from tacit.pieces.augment_dsa import dsa
-from tacit.pieces.augment_pipe import augment_pipe
-from tacit.seeds import generator
 from tacit.views import Views
+from tacit.views.dsa import dsa
+from tacit.views.pipe import augment_pipe
 
 IMAGES, ZOOM, GAP, MARGIN = 12, 2, 2, 108
 

@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tacit.evaluate import PREDICT_BATCH, audit
-from tacit.kept import Kept
-from tacit.method import Method, Reply, Stage, Task
-from tacit.payload import Payload, Weights, at_hand, check, nbytes, set_aside
+from tacit.contract.method import Method, Reply, Stage, Task
+from tacit.contract.parties import Client, Labeled, Moment, Setup, Shard, Workbench
+from tacit.core.payload import Payload, Weights, at_hand, check, nbytes, set_aside
+from tacit.core.text import safe
+from tacit.evaluation.scores import PREDICT_BATCH, audit
 from tacit.pieces.train import predict
-from tacit.sides import Client, Labeled, Moment, Setup, Shard, Workbench
-from tacit.text import safe
+from tacit.runs.memory import Kept
 
 IN_MEMORY = 1 << 29  # bytes of replies: the eleven ResNet-18s of an ordinary round need not be read from disk
 MOST_METRICS, LONGEST_METRIC = 100, 100  # as in the header of an answer from a real site

@@ -6,11 +6,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from tacit.backends.base import Inbox, Outcome, Worker, waves
+from tacit.contract.method import Stage, Task
+from tacit.contract.parties import Moment, Setup
+from tacit.core.payload import Weights, seal
 from tacit.data.federation import Federation
-from tacit.kept import Census, Kept
-from tacit.method import Stage, Task
-from tacit.payload import Weights, seal
-from tacit.sides import Moment, Setup
+from tacit.runs.memory import Census, Kept
 
 
 class LocalBackend:

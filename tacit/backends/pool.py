@@ -20,19 +20,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit import payload
 from tacit.backends.base import Inbox, Outcome, Worker, one_thread, waves
+from tacit.contract.method import Reply, Stage, Task
+from tacit.contract.parties import Moment
+from tacit.core import payload
+from tacit.core.errors import TacitError
+from tacit.core.files import sweep
+from tacit.core.payload import Parcel, Weights, Written, at_hand, pack
+from tacit.core.settings import Experiment
 from tacit.data.federation import Federation, make_setup
 from tacit.data.shared import SharedDataset, share
 from tacit.data.split import load_split
-from tacit.errors import TacitError
-from tacit.evaluate import PREDICT_BATCH
-from tacit.experiment import Experiment
-from tacit.files import sweep
-from tacit.kept import Census, Kept
-from tacit.method import Reply, Stage, Task
-from tacit.payload import Parcel, Weights, Written, at_hand, pack
-from tacit.sides import Moment
+from tacit.evaluation.scores import PREDICT_BATCH
+from tacit.runs.memory import Census, Kept
 
 T = TypeVar("T")
 MOST_DEATHS = 4  # in a row, before a run ends
@@ -49,14 +49,14 @@ def _context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tacit.backends.pool", "tacit.engine", "torch._dynamo"])
+    context.set_forkserver_preload(["tacit.backends.pool", "tacit.engine.loop", "torch._dynamo"])
     return context
 
 
 def _start(settings: dict[str, object], shared: SharedDataset, split: Path, kept: Path) -> None:
     """In a new process: map the engine's images and load the saved split."""
     global _worker, _stages
-    from tacit.engine import stages_of
+    from tacit.engine.loop import stages_of
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine; it ends its workers itself
     threading.Thread(target=_end_with_parent, daemon=True).start()

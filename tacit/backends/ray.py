@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit import payload
 from tacit.backends.base import Inbox, Outcome, Worker, one_thread, waves
+from tacit.contract.method import Stage, Task
+from tacit.contract.parties import Moment
+from tacit.core import payload
+from tacit.core.errors import TacitError
+from tacit.core.payload import Weights
+from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation, make_setup
 from tacit.data.split import Split
-from tacit.errors import TacitError
-from tacit.evaluate import PREDICT_BATCH
-from tacit.experiment import Experiment
-from tacit.kept import Census, Kept
-from tacit.method import Stage, Task
-from tacit.payload import Weights
-from tacit.sides import Moment
+from tacit.evaluation.scores import PREDICT_BATCH
+from tacit.runs.memory import Census, Kept
 
 
 def _ray(address: str) -> Any:
@@ -55,7 +55,7 @@ class RayWorker:
     """Lives in a Ray actor. It has the data, but no disk: what a client keeps comes with its task and goes back."""
 
     def __init__(self, settings: dict[str, object], dataset: Dataset, split: Split) -> None:
-        from tacit.engine import stages_of
+        from tacit.engine.loop import stages_of
 
         one_thread()
         experiment = Experiment.model_validate(settings)

@@ -8,15 +8,15 @@ import numpy as np
 
 from tacit.card.document import Bullets, Code, Document, Figure, Heading, Table, Text
 from tacit.card.plot import calibration_plot
+from tacit.core.formatting import size_text
+from tacit.core.settings import Experiment
+from tacit.core.text import markdown
 from tacit.data.split import class_table, party_names
-from tacit.experiment import Experiment
-from tacit.metrics import wilson_interval
-from tacit.text import markdown
-from tacit.units import size_text
+from tacit.evaluation.metrics import wilson_interval
 
 if TYPE_CHECKING:
-    from tacit.engine import Plan
-    from tacit.use.model import Description
+    from tacit.engine.loop import Plan
+    from tacit.inference.model import Description
 
 MOST_PARTIES = 30  # more are summed up
 FEW_TEST_IMAGES, FEW_LABELS = 200, 10  # below this a card warns

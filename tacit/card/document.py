@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tacit.text import markdown, safe, safe_lines
+from tacit.core.text import markdown, safe, safe_lines
 
 
 @dataclass(frozen=True)

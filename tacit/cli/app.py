@@ -10,15 +10,15 @@ import typer
 from rich.text import Text
 
 import tacit
+from tacit.cli.inference import register as register_use
 from tacit.cli.init import register as register_init
 from tacit.cli.report import report, watch
-from tacit.cli.use import register as register_use
-from tacit.errors import TacitError
-from tacit.screen import SafeConsole
-from tacit.text import safe, safe_lines
+from tacit.core.console import SafeConsole
+from tacit.core.errors import TacitError
+from tacit.core.text import safe, safe_lines
 
 if TYPE_CHECKING:
-    from tacit.cli.progress import View
+    from tacit.runs.progress import View
 
 app = typer.Typer(
     name="tacit",
@@ -60,8 +60,8 @@ def console(error: bool = False) -> SafeConsole:
 
 def layers(recipe: str, settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of a recipe and those of the command line above them."""
-    from tacit.experiment import parse_setting
-    from tacit.recipes import load_recipe
+    from tacit.config.recipes import load_recipe
+    from tacit.core.settings import parse_setting
 
     return (load_recipe(recipe) if recipe else {}), dict(parse_setting(text) for text in settings or [])
 
@@ -79,8 +79,8 @@ def run(
     track: Track = None,
 ) -> None:
     """Run an experiment."""
-    from tacit.experiment import resolve
-    from tacit.record import default_out, roll_back
+    from tacit.core.settings import resolve
+    from tacit.runs.folder import default_out, roll_back
 
     view = view_of(quiet, json)
     experiment = resolve(*layers(recipe, set_))
@@ -122,11 +122,11 @@ def run_and_show(
     screen: SafeConsole | None = None,
 ) -> Any:
     """Run with progress; Ctrl-C says how to go on and exits with 130."""
-    from tacit.checks import check_run
     from tacit.cli.data import load_shown
-    from tacit.cli.progress import print_json, watcher_for
-    from tacit.engine import run_experiment
-    from tacit.trackers import Together, trackers
+    from tacit.engine.loop import run_experiment
+    from tacit.runs.checks import check_run
+    from tacit.runs.progress import print_json, watcher_for
+    from tacit.runs.trackers import Together, trackers
 
     screen = screen or console(error=view != "auto")  # the standard output is for programs, or for nobody
     check_run(experiment, folder)  # before data is fetched
@@ -170,7 +170,7 @@ def resume(
     track: Track = None,
 ) -> None:
     """Go on with a run that was stopped, with its own settings."""
-    from tacit.record import Run, roll_back
+    from tacit.runs.folder import Run, roll_back
 
     again = shlex.join(["tacit", "resume", str(folder), *(word for name in track or [] for word in ("--track", name))])
     view = view_of(quiet, json)
@@ -182,7 +182,7 @@ def resume(
 @app.command("check-run", epilog="Example: `tacit check-run runs/mine`")
 def check(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
     """Compare everything in a run folder with what the run wrote; name what is damaged or missing (exit code 1)."""
-    from tacit.record import Run, check_run
+    from tacit.runs.folder import Run, check_run
 
     found = check_run(folder)
     for line in found:
@@ -197,7 +197,7 @@ def check(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> Non
 def demo(out: Annotated[Path, typer.Option(help="where the runs go")] = Path("runs/demo")) -> None:
     """A semi-supervised method between its lower and its upper bound, on real data, in a few minutes."""
     from tacit.cli.demo import run_demo
-    from tacit.paths import check_folder
+    from tacit.core.paths import check_folder
 
     check_folder(out)
     run_demo(out, console())
@@ -209,8 +209,8 @@ def methods(
     set_: Set = None,
 ) -> None:
     """What there is: placements, options with defaults, what travels and what stays."""
-    from tacit.cli.tell import tell_method, tell_methods
-    from tacit.experiment import parse_setting
+    from tacit.cli.listings import tell_method, tell_methods
+    from tacit.core.settings import parse_setting
 
     if name:
         tell_method(name, dict(parse_setting(text) for text in set_ or []), console())
@@ -221,7 +221,7 @@ def methods(
 @app.command()
 def recipes() -> None:
     """The experiments that come with tacit."""
-    from tacit.cli.tell import tell_recipes
+    from tacit.cli.listings import tell_recipes
 
     tell_recipes(console())
 
@@ -234,8 +234,8 @@ def split(
 ) -> None:
     """Show who would hold what: clients × classes, labelled and unlabelled."""
     from tacit.cli.split import show_split, targets
-    from tacit.engine import prepare
-    from tacit.experiment import resolve
+    from tacit.core.settings import resolve
+    from tacit.engine.loop import prepare
 
     if out is not None:
         targets(out)  # what cannot be written is told before any work

@@ -10,14 +10,14 @@ import typer
 from rich.text import Text
 
 from tacit.cli.app import Quiet, Set, Track, console, run_and_show
-from tacit.screen import SafeConsole, noted
-from tacit.text import markdown, safe_lines
+from tacit.core.console import SafeConsole, noted
+from tacit.core.text import markdown, safe_lines
 
 if TYPE_CHECKING:
-    from tacit.cli.progress import View
-    from tacit.compare import Survey
-    from tacit.lineup import Job, Row
-    from tacit.tables import Sheet
+    from tacit.compare.results import Survey
+    from tacit.compare.rows import Job, Row
+    from tacit.compare.tables import Sheet
+    from tacit.runs.progress import View
 
 Format = Literal["console", "markdown", "csv", "latex", "json"]
 ENDINGS: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
@@ -46,13 +46,13 @@ def compare(
     track: Track = None,
 ) -> None:
     """Run what is missing of several experiments, and show them side by side: same splits, same seeds."""
-    from tacit.checks import check_run
     from tacit.cli.data import load_shown
-    from tacit.compare import blocks_of, notes, run_missing, survey, with_bounds
-    from tacit.experiment import parse_setting
-    from tacit.lineup import line_up
-    from tacit.paths import check_file, check_folder
-    from tacit.trackers import check_trackers
+    from tacit.compare.results import blocks_of, notes, run_missing, survey, with_bounds
+    from tacit.compare.rows import line_up
+    from tacit.core.paths import check_file, check_folder
+    from tacit.core.settings import parse_setting
+    from tacit.runs.checks import check_run
+    from tacit.runs.trackers import check_trackers
 
     check_trackers(track or ())
     check_folder(runs, "--runs")
@@ -120,9 +120,9 @@ def show(
     quiet: bool,
 ) -> None:
     """The table on the screen, and in a file if one is wanted."""
-    from tacit import tables
-    from tacit.compare import results
-    from tacit.payload import write_atomically
+    from tacit.compare import tables
+    from tacit.compare.results import results
+    from tacit.core.payload import write_atomically
 
     blocks = results(rows, seen)
     sheet = tables.sheet(blocks, notes=said)

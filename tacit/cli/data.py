@@ -7,6 +7,8 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tacit.core.console import SafeConsole
+from tacit.core.text import safe
 from tacit.data import sources
 from tacit.data.arrays import histogram, mean_and_std
 from tacit.data.cache import data_root
@@ -14,8 +16,6 @@ from tacit.data.catalogue import SOURCES
 from tacit.data.dataset import Dataset
 from tacit.data.download import Progress as Report
 from tacit.data.entry import Source
-from tacit.screen import SafeConsole
-from tacit.text import safe
 
 app = typer.Typer(help="The data sets: what is here, getting one, checking one.", no_args_is_help=True)
 

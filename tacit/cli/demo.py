@@ -8,15 +8,15 @@ from rich.text import Text
 
 from tacit.cli.app import run_and_show
 from tacit.cli.data import load_shown
-from tacit.compare import bounds_of, results, survey
-from tacit.errors import TacitError
-from tacit.experiment import resolve
-from tacit.lineup import Job, Row
-from tacit.payload import write_atomically
-from tacit.recipes import load_recipe
-from tacit.record import Run
-from tacit.screen import SafeConsole, noted
-from tacit.tables import for_screen, sheet
+from tacit.compare.results import bounds_of, results, survey
+from tacit.compare.rows import Job, Row
+from tacit.compare.tables import for_screen, sheet
+from tacit.config.recipes import load_recipe
+from tacit.core.console import SafeConsole, noted
+from tacit.core.errors import TacitError
+from tacit.core.payload import write_atomically
+from tacit.core.settings import resolve
+from tacit.runs.folder import Run
 
 
 def choose_recipe(screen: SafeConsole) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.screen import SafeConsole
+from tacit.core.console import SafeConsole
 
 app = typer.Typer(no_args_is_help=True, help="Draw a paper's figure from the records of runs (extra `plot`).")
 
@@ -17,8 +17,8 @@ Out = Annotated[Path, typer.Option("--out", "-o", help="the picture: .png, .svg 
 @app.command()
 def bias(folder: Folder, out: Out = Path("bias.png")) -> None:
     """Does APP-U track a model's bias better than the label distribution does? (FedDB, Fig. 3)"""
-    from tacit.figures import draw_bias
-    from tacit.record import Run
+    from tacit.papers.feddb_figures import draw_bias
+    from tacit.runs.folder import Run
 
     screen = SafeConsole()
     for kind, rounds in draw_bias(Run(folder), out).items():
@@ -38,8 +38,8 @@ def labels(
     folders: Annotated[list[Path], typer.Argument(help="run folders")], out: Out = Path("pseudo-labels.png")
 ) -> None:
     """How right pseudo-labels were and how many were kept, by round (FedDB, Figs. 6 and 7)."""
-    from tacit.figures import draw_labels
-    from tacit.record import Run
+    from tacit.papers.feddb_figures import draw_labels
+    from tacit.runs.folder import Run
 
     draw_labels({folder.name: Run(folder) for folder in folders}, out)
     SafeConsole().print(f"Written to {out}")
@@ -52,8 +52,8 @@ def classes(
     round: Annotated[int, typer.Option(help="which round, from 0 (default: the last one)")] = -1,
 ) -> None:
     """Class-wise accuracy of local and global models over the clients' label distributions (FedDB, Fig. 1)."""
-    from tacit.figures import draw_classes
-    from tacit.record import Run
+    from tacit.papers.feddb_figures import draw_classes
+    from tacit.runs.folder import Run
 
     draw_classes(Run(folder), out, round)
     SafeConsole().print(f"Written to {out}")

@@ -7,21 +7,21 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from tacit import seeds
 from tacit.backends.base import one_thread
+from tacit.core import seeds
+from tacit.core.console import SafeConsole
+from tacit.core.errors import TacitError
+from tacit.core.paths import check_folder
+from tacit.core.payload import Weights, weights_in, write_atomically
+from tacit.core.settings import pick_device
 from tacit.data.dataset import Dataset
 from tacit.data.federation import load_dataset
-from tacit.engine import stages_of
-from tacit.errors import TacitError
-from tacit.experiment import pick_device
+from tacit.engine.loop import stages_of
 from tacit.methods.ddrfed.gdgm import Diffusion
-from tacit.paths import check_folder
-from tacit.payload import Weights, weights_in, write_atomically
-from tacit.pictures import png, sheet
+from tacit.papers.generator_quality import FeatureSpace, learn_features
 from tacit.pieces.train import weights_of
-from tacit.quality import FeatureSpace, learn_features
-from tacit.record import Run
-from tacit.screen import SafeConsole
+from tacit.runs.folder import Run
+from tacit.runs.image_grid import png, sheet
 from tacit.views import Views
 
 SHOWN = 100  # images on the sheet

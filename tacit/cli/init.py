@@ -10,9 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tacit.errors import TacitError
-from tacit.screen import SafeConsole
-from tacit.text import safe, safe_lines
+from tacit.core.console import SafeConsole
+from tacit.core.errors import TacitError
+from tacit.core.text import safe, safe_lines
 
 if TYPE_CHECKING:
     from tacit.data.folder_report import FolderReport
@@ -33,11 +33,11 @@ def init(
     import torch
 
     from tacit.cli.data import fetch_bar
+    from tacit.config.propose import propose
+    from tacit.core.paths import check_file, user_path
+    from tacit.core.payload import write_atomically
+    from tacit.core.settings import resolve
     from tacit.data.own import inspect, inspect_sites
-    from tacit.experiment import resolve
-    from tacit.paths import check_file, user_path
-    from tacit.payload import write_atomically
-    from tacit.propose import propose
 
     console = SafeConsole()
     paths = [user_path(str(path)) for path in data]
@@ -116,8 +116,8 @@ def name_of(data: list[Path]) -> str:
 
 def show(report: "FolderReport", console: SafeConsole) -> None:
     """All that was found, in one screen."""
+    from tacit.config.propose import parties
     from tacit.data.folder_report import NO_TEST_SET
-    from tacit.propose import parties
 
     held = parties(report)
     console.print(

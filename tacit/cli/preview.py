@@ -7,17 +7,17 @@ from rich.table import Table
 from rich.text import Text
 
 from tacit.backends.pool import default_workers
-from tacit.checks import check_settings
 from tacit.cli.split import show_split
+from tacit.contract.kinds import parse
+from tacit.core.console import SafeConsole
+from tacit.core.formatting import clock, size_text
+from tacit.core.settings import Experiment
 from tacit.data.catalogue import SOURCES
 from tacit.data.sources import is_here
-from tacit.engine import Plan, prepare
-from tacit.experiment import Experiment
-from tacit.kinds import parse
-from tacit.pieces.descent import descend, sgd
+from tacit.engine.loop import Plan, prepare
+from tacit.nets.optimizer import descend, sgd
 from tacit.pieces.train import predict
-from tacit.screen import SafeConsole
-from tacit.units import clock, size_text
+from tacit.runs.checks import check_settings
 
 MOST_TIMED = 1024  # images in a batch, to learn what one takes
 

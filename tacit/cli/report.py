@@ -14,9 +14,9 @@ def report(
 ) -> None:
     """Write runs as one page, to look at in a browser: curves, classes, split, cost, how to reproduce."""
     from tacit.cli.app import console
-    from tacit.errors import TacitError
-    from tacit.paths import check_file
-    from tacit.payload import write_atomically
+    from tacit.core.errors import TacitError
+    from tacit.core.paths import check_file
+    from tacit.core.payload import write_atomically
     from tacit.report.collect import collect
     from tacit.report.page import build
 

@@ -8,13 +8,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from tacit.core.console import SafeConsole, noted
+from tacit.core.errors import TacitError
+from tacit.core.paths import check_file
+from tacit.core.text import safe, safe_lines
 from tacit.data.dataset import Dataset
 from tacit.data.draw import draw_split
 from tacit.data.split import Split, class_table, load_split, party_names, title, warnings
-from tacit.errors import TacitError
-from tacit.paths import check_file
-from tacit.screen import SafeConsole, noted
-from tacit.text import safe, safe_lines
 
 MOST_ROWS = 40  # more clients, or more classes, are summarised
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 
 LEAST_ROOM, MOST_TIMES = 1 << 28, 100
 LARGEST_MEMBER = 1 << 29  # bytes; CIFAR's largest file has 155 million

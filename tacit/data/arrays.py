@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tacit.core.errors import TacitError
+from tacit.core.text import safe
 from tacit.data.dataset import Dataset
-from tacit.errors import TacitError
-from tacit.text import safe
 
 MOST_CLASSES = 10_000  # as at real sites (tacit.sites.wire)
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from tacit.core.errors import TacitError
 from tacit.data.arrays import arrays_of, fingerprint, histogram
 from tacit.data.dataset import Dataset
-from tacit.errors import TacitError
 
 try:
     import fcntl

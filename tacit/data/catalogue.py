@@ -1,9 +1,9 @@
 """All named data sets."""
 
+from tacit.core.errors import TacitError, nearest
 from tacit.data.classic_sets import CLASSIC_SETS
 from tacit.data.entry import Source
 from tacit.data.medical_sets import MEDICAL_SETS
-from tacit.errors import TacitError, nearest
 
 SOURCES: dict[str, Source] = {source.name: source for source in (*CLASSIC_SETS, *MEDICAL_SETS)}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 
 Progress = Callable[[str, int, int], None]  # (what is going on, done, of so many; 0: unknown)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from tacit.core.payload import write_atomically
+from tacit.core.text import safe
 from tacit.data.dataset import Dataset
 from tacit.data.split import Split, class_table, title
-from tacit.payload import write_atomically
-from tacit.text import safe
 
 LABELED, UNLABELED = (200, 80, 0), (0, 95, 160)  # also told apart by colour-blind readers
 INK, GREY, EMPTY, PAPER = (30, 30, 30), (120, 120, 120), (243, 243, 243), (255, 255, 255)

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tacit.contract.parties import Labeled, Setup, Shard
+from tacit.core.memory import check_images
+from tacit.core.settings import Data, Experiment, pick_device
 from tacit.data.dataset import Dataset
 from tacit.data.own import load_sites
 from tacit.data.sources import load
 from tacit.data.split import Split
-from tacit.experiment import Data, Experiment, pick_device
-from tacit.memory import check_images
-from tacit.sides import Labeled, Setup, Shard
 from tacit.views import Views
 
 

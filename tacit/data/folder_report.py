@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tacit.core.text import safe
 from tacit.data.arrays import invalid_name
 from tacit.data.images import LARGEST, RULE, SMALLEST
-from tacit.text import safe
 
 NO_TEST_SET = "no test set was given: 20 % of the labelled images of each class are held out, seeded"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".pnm")
 LARGEST, SMALLEST = 64, 8  # the range of S where nobody asks for a size: enough for the nets, small in memory

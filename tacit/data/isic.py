@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tacit.core.errors import TacitError
+from tacit.core.seeds import numpy_generator
 from tacit.data.archives import members, naming
 from tacit.data.arrays import Arrays, hold_out, number_groups
 from tacit.data.download import Progress, silent
-from tacit.errors import TacitError
-from tacit.seeds import numpy_generator
 
 CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 SIZE = 32

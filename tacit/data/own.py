@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from tacit.core.errors import TacitError
+from tacit.core.memory import check_images
+from tacit.core.seeds import numpy_generator
+from tacit.core.text import from_csv_cell, safe
 from tacit.data.archives import most_bytes, naming
 from tacit.data.arrays import Arrays, check_arrays, hold_out, joined_groups, number_groups, to_dataset
 from tacit.data.dataset import Dataset
@@ -18,10 +22,6 @@ from tacit.data.download import Progress, silent
 from tacit.data.folder_report import FolderReport, Item
 from tacit.data.images import ENDINGS, check_size, fingerprint, is_grey, open_image, pixels, why_unreadable
 from tacit.data.readers import read_npz
-from tacit.errors import TacitError
-from tacit.memory import check_images
-from tacit.seeds import numpy_generator
-from tacit.text import from_csv_cell, safe
 
 HELD_OUT = 0.2
 UNLABELED = "unlabeled"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tacit.core.errors import TacitError
 from tacit.data.download import Progress, silent
-from tacit.errors import TacitError
 
 _LIMIT = 1800.0  # seconds; a package tool that needs longer is taken to hang
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 
 MOST_DRAWS = 1000  # of one table before we give up
 

@@ -14,15 +14,15 @@ import numpy as np
 import tomli_w
 from PIL import Image
 
+from tacit.core.errors import TacitError
+from tacit.core.memory import check_images
+from tacit.core.payload import write_atomically
+from tacit.core.seeds import numpy_generator
 from tacit.data.arrays import hold_out, mean_and_std
 from tacit.data.folder_report import FolderReport, Item
 from tacit.data.images import open_image, pixels
 from tacit.data.own import HELD_OUT, inspect_folder, inspect_table
 from tacit.data.readers import read_npz
-from tacit.errors import TacitError
-from tacit.memory import check_images
-from tacit.payload import write_atomically
-from tacit.seeds import numpy_generator
 
 TABLE = "images.csv"  # in a folder: the images, their order and their labels
 FACTS = "facts.toml"

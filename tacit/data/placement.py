@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tacit.core.errors import TacitError
+from tacit.core.settings import Data
 from tacit.data import partition
-from tacit.errors import TacitError
-from tacit.experiment import Data
 
 Parts = list[tuple[np.ndarray, np.ndarray]]  # (labelled, unlabelled) positions of each client
 

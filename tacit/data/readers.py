@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from tacit.core.errors import TacitError
+from tacit.core.text import safe
 from tacit.data.archives import at_most, collect, most_bytes, naming
 from tacit.data.arrays import MOST_CLASSES, Arrays, channels_first, check_class_names, number_groups, whole_labels
-from tacit.errors import TacitError
-from tacit.text import safe
 
 IDX_FILES = (
     "train-images-idx3-ubyte.gz",

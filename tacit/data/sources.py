@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tacit.core.errors import TacitError
+from tacit.core.paths import user_path
 from tacit.data import cache
 from tacit.data.arrays import Arrays, arrays_of, channels_first, check_arrays, histogram, to_dataset
 from tacit.data.catalogue import SOURCES, find_source
@@ -22,8 +24,6 @@ from tacit.data.download import Progress, download, silent
 from tacit.data.entry import Official, Source
 from tacit.data.own import load_own
 from tacit.data.readers import IDX_FILES, read_npz
-from tacit.errors import TacitError
-from tacit.paths import user_path
 
 
 def load(

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tacit.core.errors import TacitError
+from tacit.core.payload import write_atomically
+from tacit.core.seeds import numpy_generator
+from tacit.core.settings import Data
+from tacit.core.text import safe
 from tacit.data import placement
 from tacit.data.dataset import Dataset
-from tacit.errors import TacitError
-from tacit.experiment import Data
-from tacit.payload import write_atomically
-from tacit.seeds import numpy_generator
-from tacit.text import safe
 
 FORMAT = "tacit-split-1"
 FEW_IMAGES = 10  # a client with fewer is worth a warning

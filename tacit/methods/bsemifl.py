@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.method import Count, NotNegative, Reply, Share, Task
+from tacit.contract.method import Count, NotNegative, Reply, Share, Task
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, tensor_in, weights_in
 from tacit.methods.semifl import SemiFL
-from tacit.payload import Payload, tensor_in, weights_in
 from tacit.pieces.label import PseudoLabels, class_counts
-from tacit.sides import Client, Hub
 
 Strategy = Literal["bayes", "average", "vote", "random", "global", "local"]
 TINY = 1e-12

@@ -9,18 +9,18 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.parties import Client, Hub, Side
+from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.methods.fixmatch import Accept
-from tacit.payload import Payload, Weights, tensor_in, weights_in
+from tacit.nets.optimizer import SGD, momentum_of
 from tacit.pieces.aggregate import residual, shares
 from tacit.pieces.consistency import endless_batches, learn_by_batch, two_view_batches
 from tacit.pieces.debias import average_prediction, debiasing
-from tacit.pieces.descent import SGD, momentum_of
 from tacit.pieces.label import PseudoLabels, class_counts
 from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.threshold import class_shares
 from tacit.pieces.train import pull_back
-from tacit.sides import Client, Hub, Side
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import nn
 
-from tacit.method import Reply, Share, mean_model
+from tacit.contract.method import Reply, Share, mean_model
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, weights_in
 from tacit.methods.fixmatch import Accept, FixMatch
-from tacit.payload import Payload, weights_in
 from tacit.pieces.aggregate import labeled_shares, shares
 from tacit.pieces.train import View
-from tacit.sides import Client, Hub
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from tacit.method import AtLeastOne, Count, Method, Reply, Share, Task, mean_model
-from tacit.payload import Payload, Weights, weights_in
+from tacit.contract.method import AtLeastOne, Count, Method, Reply, Share, Task, mean_model
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import residual
 from tacit.pieces.train import pull_back
-from tacit.sides import Client, Hub
 
 
 @dataclass(frozen=True)

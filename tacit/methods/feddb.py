@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.method import Count, Method, NotNegative, Reply, Share, Task, mean_model
-from tacit.payload import Payload, Weights, weights_in
+from tacit.contract.method import Count, Method, NotNegative, Reply, Share, Task, mean_model
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, Weights, weights_in
+from tacit.nets.optimizer import clip_gradient, give_momentum, momentum_of, trained_by
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias, moving_prediction
-from tacit.pieces.descent import clip_gradient, give_momentum, momentum_of, trained_by
 from tacit.pieces.label import confident
 from tacit.pieces.train import batches, predict
-from tacit.sides import Client, Hub
 
 BALANCED = 1e-7  # an imbalance below this is rounding: APP-Us travel as float32
 Rule = Literal["paper", "released", "exact", "none"]

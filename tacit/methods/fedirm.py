@@ -10,15 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.method import AtLeastOne, Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.method import (
+    AtLeastOne,
+    Count,
+    Method,
+    NotNegative,
+    Positive,
+    Reply,
+    Share,
+    Stage,
+    Task,
+    mean_model,
+)
+from tacit.contract.parties import Client, Hub, Side
+from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.nets.layers import Net
-from tacit.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import labeled_shares, shares
 from tacit.pieces.consistency import two_view_batches
 from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.teacher import learn_with_teacher, ramp_up, squared_error
 from tacit.pieces.train import View, descend, weights_of
-from tacit.sides import Client, Hub, Side
 
 
 @dataclass(frozen=True)

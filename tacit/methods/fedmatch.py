@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from tacit.method import AtLeastOne, Count, Method, NotNegative, Reply, Share, Task, mean_model
-from tacit.payload import Payload, Weights, tensor_in, weights_in
+from tacit.contract.method import AtLeastOne, Count, Method, NotNegative, Reply, Share, Task, mean_model
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import shares, stacked, unstacked
 from tacit.pieces.debias import average_prediction, debias, debiasing
 from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.train import batches, descend
-from tacit.sides import Client, Hub
 
 Ties = Literal["local", "lowest"]
 

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from tacit.method import AtLeastOne, Reply, Task, mean_model
+from tacit.contract.method import AtLeastOne, Reply, Task, mean_model
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, Weights, weights_in
 from tacit.methods.fixmatch import FixMatch
-from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import gradient_diversity, group_mean, stacked, unstacked
-from tacit.sides import Client, Hub
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task
+from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, Weights, weights_in
 from tacit.methods.fedavg import WarmUp
-from tacit.payload import Payload, Weights, weights_in
 from tacit.pieces.consistency import endless_batches, learn_by_batch, two_view_batches
 from tacit.pieces.debias import average_prediction, debiasing
 from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.train import View
-from tacit.sides import Client, Hub
 
 
 @dataclass(frozen=True)

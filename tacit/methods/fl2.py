@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.method import Count, NotNegative, Positive, Reply, Share, Stage, Task
+from tacit.contract.method import Count, NotNegative, Positive, Reply, Share, Stage, Task
+from tacit.contract.parties import Client
+from tacit.core.payload import Payload
 from tacit.methods.fedavg import WarmUp
 from tacit.methods.semifl import SemiFL
-from tacit.payload import Payload
+from tacit.nets.statistics import still_statistics
 from tacit.pieces.aggregate import status_shares
 from tacit.pieces.debias import average_prediction, debias
 from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.loss import masked_cross_entropy
-from tacit.pieces.statistics import still_statistics
 from tacit.pieces.threshold import self_adaptive_thresholds
-from tacit.sides import Client
 
 ETA = 0.01  # ASAM's: so that weights near zero can move, too
 

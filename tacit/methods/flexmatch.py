@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tacit.contract.parties import Client
+from tacit.core.payload import Payload, Weights, tensor_in
 from tacit.methods.fixmatch import FixMatch
-from tacit.payload import Payload, Weights, tensor_in
 from tacit.pieces.label import PseudoLabels, confident
-from tacit.sides import Client
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from tacit.method import NotNegative, Share
+from tacit.contract.method import NotNegative, Share
+from tacit.contract.parties import Client
+from tacit.core.payload import Payload, Weights, tensor_in
 from tacit.methods.fixmatch import FixMatch
-from tacit.payload import Payload, Weights, tensor_in
 from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.threshold import self_adaptive_thresholds
-from tacit.sides import Client
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.methods.fedavg import WarmUp
-from tacit.payload import Payload, Weights, tensor_in, weights_in
+from tacit.nets.optimizer import SGD, momentum_of
 from tacit.pieces.aggregate import shares
 from tacit.pieces.consistency import endless_batches, learn_by_batch, two_view_batches
-from tacit.pieces.descent import SGD, momentum_of
 from tacit.pieces.label import PseudoLabels
 from tacit.pieces.loss import masked_cross_entropy
-from tacit.sides import Client, Hub
 
 PEAK, LEFT, RIGHT = 0.999, 4.0, 9.0  # of the Gaussian: its height; by how much each side is narrower than the variance
 TINY = 1e-12

@@ -9,15 +9,26 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.method import AtLeastOne, Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.method import (
+    AtLeastOne,
+    Count,
+    Method,
+    NotNegative,
+    Positive,
+    Reply,
+    Share,
+    Stage,
+    Task,
+    mean_model,
+)
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, Weights, weights_in
 from tacit.methods.fedavg import WarmUp
-from tacit.payload import Payload, Weights, weights_in
+from tacit.nets.optimizer import momentum_of
 from tacit.pieces.aggregate import shares, weighted_mean
 from tacit.pieces.consistency import endless_loss, two_view_batches
-from tacit.pieces.descent import momentum_of
 from tacit.pieces.teacher import early_decay, learn_with_teacher, sharpen, squared_error
 from tacit.pieces.train import weights_of
-from tacit.sides import Client, Hub
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Task, mean_model
-from tacit.payload import Payload, Weights, weights_in
+from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Task, mean_model
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, Weights, weights_in
+from tacit.nets.optimizer import descend, give_momentum, live_taps_only, momentum_of
+from tacit.nets.statistics import pooled_statistics
 from tacit.pieces.aggregate import server_momentum, shares
 from tacit.pieces.consistency import endless_loss
 from tacit.pieces.debias import average_prediction, debias
-from tacit.pieces.descent import descend, give_momentum, live_taps_only, momentum_of
 from tacit.pieces.label import PseudoLabels, confident
-from tacit.pieces.statistics import pooled_statistics
 from tacit.pieces.train import View, predict, viewed_batches, weights_of
-from tacit.sides import Client, Hub
 
 LabeledImages = tuple[Tensor, Tensor]
 StrongTerm = Callable[[Tensor, Tensor, Tensor], Tensor]  # which images, their strong views, the logits of these → loss

@@ -6,8 +6,9 @@ from typing import get_args
 
 import torch
 
-from tacit.errors import TacitError, nearest
-from tacit.memory import check_memory
+from tacit.core.errors import TacitError, nearest
+from tacit.core.memory import check_memory
+from tacit.core.text import safe
 from tacit.nets.cnn import ConvolutionalNet
 from tacit.nets.layers import (
     Activation,
@@ -22,7 +23,6 @@ from tacit.nets.layers import (
 from tacit.nets.resnet import ResNet18
 from tacit.nets.vit import VisionTransformer
 from tacit.nets.wrn import WideResNet
-from tacit.text import safe
 
 __all__ = ["Net", "build", "known", "outline", "parameter_count"]
 

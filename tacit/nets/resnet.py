@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit.nets.layers import Layers, Net, Stem, convolution, pooled
-from tacit.pieces.live_taps import LARGEST, TappedConv2d, convolve, normalise, outputs_of
+from tacit.nets.live_taps import LARGEST, TappedConv2d, convolve, normalise, outputs_of
 
 
 class Block(nn.Module):

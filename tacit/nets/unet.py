@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 
 
 def require_diffusers() -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.pieces.descent import descend, live_taps_only
+from tacit.nets.optimizer import descend, live_taps_only
 from tacit.pieces.train import View, batches, viewed_batches
 
 

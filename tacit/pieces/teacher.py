@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from tacit.nets.optimizer import descend
 from tacit.pieces.consistency import TwoViews
-from tacit.pieces.descent import descend
 
 
 def sharpen(probs: Tensor, temperature: float) -> Tensor:

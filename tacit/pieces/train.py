@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tacit.nets.folding import for_evaluation
+from tacit.nets.optimizer import descend as descend
+from tacit.nets.optimizer import live_taps_only
 from tacit.pieces.aggregate import residual
-from tacit.pieces.descent import descend as descend
-from tacit.pieces.descent import live_taps_only
-from tacit.pieces.folding import for_evaluation
 
 View = Callable[[Tensor, torch.Generator], Tensor]
 EPOCH_CHUNK = 1024  # images whose views are made at once: enough to be fast, little enough to fit any memory

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import tacit
-from tacit.engine import report, stages_of
-from tacit.errors import TacitError
-from tacit.experiment import read_toml, resolve
-from tacit.record import is_in_use, read_records
+from tacit.core.errors import TacitError
+from tacit.core.settings import read_toml, resolve
+from tacit.engine.loop import report, stages_of
 from tacit.report.figures import CELLS, describe, events, read_figures
 from tacit.report.groups import group
-from tacit.report.pictures import picture_files, read_pictures, read_split
+from tacit.report.thumbnails import picture_files, read_pictures, read_split
+from tacit.runs.folder import is_in_use, read_records
 
 SIGNS = ("experiment.toml", "rounds.jsonl", "run.lock")  # a folder with one of these is a run, or what is left of it
 ALL_CELLS = 120_000  # of the heat maps of one kind in a page: with many runs each gets fewer

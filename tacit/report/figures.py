@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tacit.sides import RECORDED
+from tacit.contract.parties import RECORDED
 
 MOST_ROUNDS = 600  # points of a line; of more rounds each second, fourth … is shown
 MOST_ROWS = 200  # of a heat map

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit.experiment import same_but_for_seed
+from tacit.core.settings import same_but_for_seed
 
 RESULTS = ("accuracy", "auc", "pseudo_accuracy", "kept_ratio", "bytes_up", "bytes_down", "seconds")
 

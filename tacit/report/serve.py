@@ -13,10 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
+from tacit.core.text import safe
 from tacit.report.collect import Collector
 from tacit.report.page import build
-from tacit.text import safe
 
 USUAL_PORT = 8750
 

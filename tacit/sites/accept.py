@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tacit.errors import TacitError
-from tacit.experiment import Backend, Data, Experiment, explain, flatten, validated_options
-from tacit.method import Method, MethodFile, find_method, known_methods
-from tacit.text import safe
+from tacit.contract.method import Method, MethodFile, find_method, known_methods
+from tacit.core.errors import TacitError
+from tacit.core.settings import Backend, Data, Experiment, explain, flatten, validated_options
+from tacit.core.text import safe
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]{1,60}")  # no dot, no slash, no letter that only looks like one of these
 FILE = re.compile(r"[A-Za-z0-9_-]{1,60}\.py")  # the name of a method file, without its folder

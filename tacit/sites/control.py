@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 from tacit.sites.home import ServerHome
 from tacit.sites.process import own_bundle, with_secret
 

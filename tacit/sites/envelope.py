@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 
 RECORD, ENTRY = "tacit", "envelope"
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import tomli_w
 
-from tacit.errors import TacitError
-from tacit.files import write_atomically
+from tacit.core.errors import TacitError
+from tacit.core.files import write_atomically
 from tacit.sites.guard import is_loopback
 
 SERVER, SITE = "server.toml", "site.toml"

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tacit.files import write_atomically
+from tacit.core.files import write_atomically
 
 HOME = "TACIT_SERVER_HOME"  # the environment variable by which the server app finds the server's folder
 

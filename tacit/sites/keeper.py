@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 from tacit.sites.guard import OTHER_CLOCK, UNKNOWN_KEY
 from tacit.sites.home import ServerHome, SiteHome, address_of, key_bytes
 from tacit.sites.jobs import HOME, Diary, Job, job_path, leave_job

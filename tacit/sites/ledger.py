@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tacit.errors import TacitError
-from tacit.files import read_bytes, write_atomically
-from tacit.kept import Kept, moment_of
+from tacit.core.errors import TacitError
+from tacit.core.files import read_bytes, write_atomically
+from tacit.runs.memory import Kept, moment_of
 
 
 class Entry(BaseModel):

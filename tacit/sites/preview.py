@@ -7,22 +7,22 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from tacit import payload
 from tacit.backends.base import Worker
-from tacit.backends.flower import Federated
+from tacit.contract.method import Method, Reply, Stage
+from tacit.contract.parties import Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.core import payload
+from tacit.core.console import SafeConsole
+from tacit.core.errors import TacitError
+from tacit.core.formatting import size_text
+from tacit.core.payload import Payload
+from tacit.core.settings import Experiment
 from tacit.data.party import Facts, facts_of, read_facts
-from tacit.engine import stages_of
-from tacit.errors import TacitError
-from tacit.experiment import Experiment
-from tacit.kept import Kept
-from tacit.method import Method, Reply, Stage
-from tacit.payload import Payload
-from tacit.screen import SafeConsole
-from tacit.sides import Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.engine.loop import stages_of
+from tacit.runs.memory import Kept
 from tacit.sites.accept import method_file
+from tacit.sites.backend import Federated
 from tacit.sites.site import OwnShard, Site, hello_of, sent, site_setup
 from tacit.sites.wire import SharedFacts, pack
-from tacit.units import size_text
 
 
 def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, screen: SafeConsole) -> None:

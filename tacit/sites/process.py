@@ -23,6 +23,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
+from tacit.core.text import safe_lines
 from tacit.sites.guard import (
     OTHER_CLOCK,
     SECRET,
@@ -35,7 +36,6 @@ from tacit.sites.guard import (
 )
 from tacit.sites.jobs import HOME
 from tacit.sites.relay import SOCKET
-from tacit.text import safe_lines
 
 HEARTBEAT = 10  # seconds, the least that Flower allows: a site that died may come back after twice that
 START_SERVER, START_SITE = 300, 60  # seconds that a process of Flower's may need to begin; on a busy machine its 30

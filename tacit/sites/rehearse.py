@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tacit.core.errors import TacitError
+from tacit.core.payload import write_atomically
+from tacit.core.text import csv_text
 from tacit.data.party import FACTS, TABLE, Facts
-from tacit.engine import Plan
-from tacit.errors import TacitError
-from tacit.payload import write_atomically
-from tacit.text import csv_text
+from tacit.engine.loop import Plan
 
 Row = tuple[str, str, str]  # path, label, split
 

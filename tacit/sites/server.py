@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 
 from tacit.backends.base import Backend
-from tacit.backends.flower import Federated, FlowerBackend, Grid, Transport, say_hello
+from tacit.contract.method import Method
+from tacit.contract.parties import Moment
+from tacit.core.errors import TacitError
+from tacit.core.payload import write_atomically
+from tacit.core.settings import Experiment, resolve
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation
 from tacit.data.party import FACTS, Facts, Party, facts_of, load_party, server_parts
 from tacit.data.split import Part, Split
-from tacit.engine import Plan, Watcher, run_plan, stages_of
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, resolve
-from tacit.method import Method
-from tacit.payload import write_atomically
-from tacit.record import OpenRun, Run, check_same, roll_back
-from tacit.sides import Moment
+from tacit.engine.loop import Plan, Watcher, run_plan, stages_of
+from tacit.runs.folder import OpenRun, Run, check_same, roll_back
 from tacit.sites.accept import method_file
+from tacit.sites.backend import Federated, FlowerBackend, Grid, Transport, say_hello
 from tacit.sites.jobs import HOME, Diary, Job, job_path
 from tacit.sites.site import site_setup
 from tacit.sites.wire import SharedFacts

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 import tacit
-from tacit import payload
 from tacit.backends.base import Worker, one_thread
+from tacit.contract.method import Method, Reply, Stage, Task
+from tacit.contract.parties import Labeled, Moment, Setup, Shard
+from tacit.core import payload
+from tacit.core.errors import TacitError
+from tacit.core.formatting import size_text
+from tacit.core.payload import Limits
+from tacit.core.settings import Experiment, pick_device
+from tacit.core.text import safe, safe_lines
 from tacit.data.federation import setup_of
 from tacit.data.party import Facts, Party, load_party
-from tacit.engine import stages_of
-from tacit.errors import TacitError
-from tacit.experiment import Experiment, pick_device
-from tacit.kept import Kept
-from tacit.method import Method, Reply, Stage, Task
-from tacit.payload import Limits
-from tacit.sides import Labeled, Moment, Setup, Shard
+from tacit.engine.loop import stages_of
+from tacit.runs.memory import Kept
 from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
 from tacit.sites.ledger import Ledger
 from tacit.sites.wire import LARGEST_WHY, WHO, Answer, Ask, pack, unpack
-from tacit.text import safe, safe_lines
-from tacit.units import size_text
 
 log = logging.getLogger("tacit.site")
 

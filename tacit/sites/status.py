@@ -6,12 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
-from tacit.errors import TacitError
-from tacit.screen import SafeConsole
+from tacit.core.console import SafeConsole
+from tacit.core.errors import TacitError
+from tacit.core.formatting import size_text
 from tacit.sites.home import ServerHome, SiteHome
 from tacit.sites.jobs import Diary
 from tacit.sites.keeper import answers
-from tacit.units import size_text
 
 
 def tell_server(home: ServerHome, screen: SafeConsole) -> None:

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tacit.errors import TacitError
-from tacit.text import safe
+from tacit.core.errors import TacitError
+from tacit.core.text import safe
 
 MARK = b"tacit-site-1\n"
 WHO = b"tacit-who\n"  # what is your name? Without keys, on one machine; and to hear whether a silent site is back

@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.parties import Client, Hub, Side
+from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.methods.cbafed import CBAFedWarmUp
 from tacit.methods.ddrfed.gdgm import generator_stages, mean_figure
 from tacit.methods.ddrfed.generator import GDGM
-from tacit.payload import Payload, Weights, tensor_in, weights_in
+from tacit.nets.optimizer import descend, live_taps_only
 from tacit.pieces.aggregate import labeled_shares, shares
-from tacit.pieces.augment_dsa import DSA_OPERATIONS, dsa
 from tacit.pieces.consistency import paired_batches
-from tacit.pieces.descent import descend, live_taps_only
 from tacit.pieces.label import PseudoLabels, class_counts, confident
 from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.threshold import class_shares
 from tacit.pieces.train import View
-from tacit.sides import Client, Hub, Side
+from tacit.views.dsa import DSA_OPERATIONS, dsa
 
 HIGHEST_THRESHOLD = 0.999  # thresholds stay between 1/K and this
 AGREEMENT = 0.999  # "accuracy at least 99.9 %" (Eq. 22)

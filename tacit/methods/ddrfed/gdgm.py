@@ -13,16 +13,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.method import Method, Reply, Stage, Task, mean_model
+from tacit.contract.method import Method, Reply, Stage, Task, mean_model
+from tacit.contract.parties import Client, Hub
+from tacit.core.payload import Payload, tensor_in, weights_in
 from tacit.methods.ddrfed.diffusion import denoising_loss, ema_decay, from_bytes
 from tacit.methods.ddrfed.generator import GDGM
+from tacit.nets.optimizer import descend
 from tacit.nets.unet import UNet, require_diffusers
-from tacit.payload import Payload, tensor_in, weights_in
 from tacit.pieces.aggregate import residual
-from tacit.pieces.augment_pipe import augment_pipe
-from tacit.pieces.descent import descend
 from tacit.pieces.train import batches, weights_of
-from tacit.sides import Client, Hub
+from tacit.views.pipe import augment_pipe
 
 LARGEST_GRADIENT = 1.0  # DDPM's
 

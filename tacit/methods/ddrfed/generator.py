@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tacit.method import AtLeastOne, NotNegative, Positive, Share
+from tacit.contract.method import AtLeastOne, NotNegative, Positive, Share
+from tacit.core.payload import Weights
 from tacit.methods.ddrfed.diffusion import STEPS, Sampler, sample
 from tacit.nets.unet import UNet, build_unet
-from tacit.payload import Weights
-from tacit.pieces.augment_pipe import PIPE_LABEL
+from tacit.views.pipe import PIPE_LABEL
 
 SAMPLE_BATCH = 128  # images drawn at once; fixed, so that the same images come out whatever the memory
 

@@ -1,0 +1,1 @@
+"""From a name, a file or a folder of images to a complete experiment."""

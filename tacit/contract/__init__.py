@@ -1,0 +1,1 @@
+"""What a method is: its four verbs, what each party may see, what may travel."""

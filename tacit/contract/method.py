@@ -1,0 +1,234 @@
+"""A method: a frozen dataclass of hyper-parameters with four verbs, two for each side.
+
+SERVER                         CLIENT k                              SERVER
+state → server_send(state) → Task → client_train(task, kept, me) → Reply → server_merge(state, replies) → state'
+                                      ↑ kept          keep ↓   (this client's own disk, never sent)
+"""
+
+import hashlib
+import importlib
+import pkgutil
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from tacit.contract.parties import Client, Hub
+from tacit.core.errors import TacitError, nearest
+from tacit.core.payload import Payload, Weights, number_in, tensor_in, weights_in
+from tacit.pieces.aggregate import shares, weighted_mean
+
+# Types of options: what is out of range is refused before any work. A text in an Annotated[...] is the help of
+# that option: `threshold: Annotated[Share, "confidence a pseudo-label needs"] = 0.95`.
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Count = Annotated[int, Field(ge=0, le=1_000_000)]
+AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000)]
+
+PLACEMENTS = ("server", "clients", "some-clients")
+
+
+class _Sent:
+    """How to read what was sent, by name, for whoever needs exactly that kind of value."""
+
+    send: Payload
+
+    def weights(self, name: str) -> Weights:
+        """The group of tensors with this name."""
+        return weights_in(self.send, name)
+
+    def tensor(self, name: str) -> Tensor:
+        return tensor_in(self.send, name)
+
+    def number(self, name: str) -> float:
+        return number_in(self.send, name)
+
+
+@dataclass(frozen=True)
+class Task(_Sent):
+    """What goes down to one client. A client may get several in a round, in different groups; they run in turn.
+
+    >>> import torch
+    >>> Task(0, {"model": {"w": torch.zeros(1)}, "thresholds": torch.ones(2)}).tensor("thresholds")
+    tensor([1., 1.])
+    """
+
+    client: int
+    send: Payload
+    group: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply(_Sent):
+    """What one client made of a task. `send` goes up, and with it `examples` and `metrics`, which are numbers.
+
+    `keep` stays: each name in it replaces what was kept under that name; other names stay as they were.
+    """
+
+    send: Payload
+    examples: float
+    keep: Payload = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    client: int = -1  # filled in by the backend, so that the server knows whose reply it folds
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A method and for how many rounds it runs."""
+
+    name: str
+    method: "Method"
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Method:
+    """The base of every method: federated averaging without the training.
+
+    A method file defines one subclass, with the file's name, and overrides what its paper changes. Fields are
+    the hyper-parameters; the class attributes below tell users and the engine what to expect.
+    """
+
+    citation: ClassVar[str] = ""
+    placements: ClassVar[tuple[str, ...]] = PLACEMENTS
+    # What travels and what stays, by name, in the words of tacit/contract/kinds.py: "weights" (like the model that was
+    # sent), "counts[K]", "share", "weights if labeled" …; a name that ends in "?" may be missing. The engine refuses
+    # replies that differ.
+    server_sends: ClassVar[dict[str, str]] = {"model": "weights"}
+    client_sends: ClassVar[dict[str, str]] = {"model": "weights"}
+    client_keeps: ClassVar[dict[str, str]] = {}
+    # Named settings: a plain key is an option of the method, a dotted one a key of the experiment ("train.lr").
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "smoke": {}}
+
+    def before(self) -> tuple[Stage, ...]:
+        """Stages that run first, each itself a method (a warm-up, the training of a generator)."""
+        return ()
+
+    def check_installed(self) -> None:
+        """Raise a TacitError where a library that this method trains with is missing; asked before a run begins."""
+
+    def effort(self, epochs: int) -> tuple[int, int] | None:
+        """For estimates: passes over a client's labelled and over its unlabelled images in a round.
+
+        None: the experiment's net is not what is trained, so nothing is known.
+        """
+        return epochs, epochs
+
+    def tasks(self, asked: int) -> int:
+        """For estimates: how many tasks a round has when so many clients take part."""
+        return asked
+
+    def weights_bytes(self, classifier: int, channels: int) -> int:
+        """For estimates: the size of what is declared as "weights"; by default that of the experiment's net."""
+        return classifier
+
+    def most_examples(self, images: int, largest: int) -> float:
+        """For checks: how many examples a client that holds so many images can tell of, at most.
+
+        An image that is both labelled and unlabelled data counts twice. `largest` is what the largest client holds.
+        """
+        return images
+
+    def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
+        """The state before the first round; `past` holds the last states of the stages before, by name."""
+        model = next((weights_in(state, "model") for state in reversed(list(past.values())) if "model" in state), None)
+        return {"model": hub.new_weights() if model is None else model}
+
+    def server_send(self, state: Payload, hub: Hub) -> list[Task]:
+        """What goes to whom in this round. No task at all means a round on the server alone."""
+        return [Task(client, {"model": state["model"]}) for client in hub.sample_clients()]
+
+    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+        """The heart of a method: what a client does with what it was sent and what it kept."""
+        raise TacitError(f"{type(self).__name__} sends tasks to clients but does not define client_train.")
+
+    def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        """The new state. By default the mean of the clients' models, by their number of examples."""
+        if not any(reply.examples > 0 for reply in replies):
+            return state
+        return {**state, "model": mean_model(replies)}
+
+    def server_answer(self, state: Payload, hub: Hub) -> Weights | None:
+        """The model that is evaluated and shipped (None: this stage has no classifier yet)."""
+        return weights_in(state, "model")
+
+
+def mean_model(replies: Sequence[Reply], weights: Sequence[float] | None = None, name: str = "model") -> Weights:
+    """The mean of what clients sent under a name, by their examples or by given weights, in client order."""
+    if weights is None:
+        weights = shares([reply.examples for reply in replies])
+    # One reply at a time is looked at: the sequence may fetch them from disk.
+    return weighted_mean((reply.weights(name) for reply in replies), weights)
+
+
+def _builtin() -> list[str]:
+    import tacit.methods
+
+    return sorted(module.name for module in pkgutil.iter_modules(tacit.methods.__path__))
+
+
+def known_methods() -> list[str]:
+    """The names of all methods: the names of the files in tacit/methods."""
+    return [name for name in _builtin() if not name.startswith("_")]
+
+
+@dataclass(frozen=True)
+class MethodFile:
+    """A method file as it was read. What is digested is what is executed, whatever becomes of the file meanwhile."""
+
+    path: Path
+    source: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "MethodFile":
+        try:
+            return cls(path, path.read_bytes())
+        except (OSError, ValueError):  # ValueError: NUL in the name
+            raise TacitError(
+                f"There is no method file {path}. Give the path of a .py file with a Method in it."
+            ) from None
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.source).hexdigest()
+
+    def load(self) -> type[Method]:
+        """Run the file; the class of its method."""
+        module = types.ModuleType(f"tacit_own_{self.path.stem}")
+        module.__file__ = str(self.path)
+        sys.modules[module.__name__] = module  # dataclasses and type hints look their module up there
+        try:
+            exec(compile(self.source, str(self.path), "exec", dont_inherit=True), module.__dict__)
+        except Exception as error:
+            raise TacitError(
+                f"The method file {self.path} cannot be loaded: {type(error).__name__}: {error}."
+            ) from error
+        return _method_in(module, self.path.stem)
+
+
+def find_method(name: str) -> type[Method]:
+    """The class of a method, by the name of its file; or by a path, for a method of your own (`./mine.py`)."""
+    if name.endswith(".py"):
+        return MethodFile.read(Path(name).expanduser()).load()
+    if name in known_methods():
+        return _method_in(importlib.import_module(f"tacit.methods.{name}"), name)
+    known = ", ".join(known_methods())
+    raise TacitError(f"There is no method '{name}'.{nearest(name, known_methods())} Known: {known}.")
+
+
+def _method_in(module: types.ModuleType, stem: str) -> type[Method]:
+    wanted = stem.replace("_", "").replace("-", "").lower()
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, Method) and value.__name__.lower() == wanted:
+            return value
+    raise TacitError(
+        f"The file of method '{stem}' defines no subclass of Method with that name. Expected a class whose name "
+        f"in small letters is '{wanted}'."
+    )

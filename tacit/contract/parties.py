@@ -1,0 +1,343 @@
+"""What each side may see: its own shard, the settings, the moment, its own randomness; nothing else.
+
+`Hub` is all that server code is given, `Client` is all that client code is given. Neither holds a reference to
+the other parties' data or to the true labels of unlabelled images.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit import nets
+from tacit.core import seeds
+from tacit.core.payload import Weights
+from tacit.core.settings import Net, Participation, Train
+from tacit.nets.optimizer import SGD, give_momentum, sgd
+from tacit.nets.statistics import recompute_statistics
+from tacit.pieces.train import View, cosine, fit, predict, weights_of
+from tacit.views import Views
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Images with their labels."""
+
+    images: Tensor  # uint8 [n, C, H, W]
+    labels: Tensor  # int64 [n]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one party holds. Either part may be empty."""
+
+    labeled: Labeled
+    unlabeled: Tensor  # uint8 [m, C, H, W]: images only
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What everybody knows before the first round."""
+
+    seed: int
+    classes: tuple[str, ...]
+    channels: int
+    size: int
+    clients: int
+    labeled_clients: tuple[int, ...]
+    net: Net
+    train: Train
+    views: Views
+    participation: Participation
+    device: torch.device
+
+    def build(self, generator: torch.Generator | None = None) -> nn.Module:
+        """The net of the experiment: with fresh weights from a generator, or empty, to be loaded."""
+        net = nets.build(
+            self.net.name,
+            classes=len(self.classes),
+            channels=self.channels,
+            size=self.size,
+            generator=generator,
+            **self.net.model_dump(exclude={"name"}),
+        )
+        return net.arrange(self.device, self.size)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something happens: the stage, the round within it, and the count of all rounds of the run so far."""
+
+    stage: str
+    round: int
+    rounds: int
+    step: int
+
+
+class Workbench:
+    """The nets of one process, used again for every client: building one costs more than loading weights into it."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._nets: list[nn.Module] = []
+        self._taken = 0
+
+    def clear(self) -> None:
+        """Everything may be handed out again: the next client starts."""
+        self._taken = 0
+
+    def take(self, weights: Weights) -> nn.Module:
+        """A net with exactly these weights, its own until `clear`."""
+        if self._taken == len(self._nets):
+            self._nets.append(self.setup.build())
+        net = self._nets[self._taken]
+        self._taken += 1
+        net.load_state_dict(weights)
+        net.requires_grad_(True)
+        net.zero_grad(set_to_none=True)
+        return net.train()
+
+
+class Side:
+    """What both sides have in common."""
+
+    def __init__(self, setup: Setup, shard: Shard, moment: Moment, who: str, bench: Workbench) -> None:
+        self.shard = shard
+        self.train: Train = setup.train
+        self.views: Views = setup.views
+        self.classes = len(setup.classes)
+        self.channels, self.size = setup.channels, setup.size
+        self.stage = moment.stage
+        self.round = moment.round
+        self.rounds = moment.rounds
+        self.device = setup.device
+        self._name = (setup.seed, moment.stage, moment.round, who)
+        self._setup = setup
+        self._bench = bench
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A generator for one purpose of this side in this round; the same one however often it is asked for."""
+        return seeds.generator(*self._name, purpose)
+
+    def model(self, weights: Weights) -> nn.Module:
+        """A net with these weights on this side's device, ready to be trained."""
+        return self._bench.take(weights)
+
+    def weights(self, model: nn.Module) -> Weights:
+        """A copy of the model's weights, to send or to keep.
+
+        With BN policy `static` the statistics are first recomputed on this side's own images.
+        """
+        own = self.shard.unlabeled if len(self.shard.unlabeled) else self.shard.labeled.images
+        if self._setup.net.norm == "bn" and self._setup.net.bn == "static" and len(own) > 1:
+            recompute_statistics(model, (self.views.plain(part) for part in own.split(256)))
+        return weights_of(model)
+
+    @property
+    def learning_rate(self) -> float:
+        """`train.lr`, by the schedule over the rounds of this stage."""
+        return self.scheduled(self.train.lr)
+
+    def scheduled(self, rate: float) -> float:
+        """A method's own learning rate in this round: it falls as `train.lr` does, by `train.schedule`."""
+        if self.train.schedule == "cosine":
+            return cosine(rate, max(self.round, 0) / max(self.rounds, 1))  # round -1: before the first
+        return rate
+
+    def optimizer(self, model: nn.Module, lr: float | None = None, momentum: Weights | None = None) -> SGD:
+        """SGD as the experiment says, at this round's learning rate unless another is given.
+
+        `momentum`: by parameter name, to go on with (`momentum_of`); nothing there, nothing to go on with.
+        """
+        settings = self.train
+        rate = self.learning_rate if lr is None else lr
+        optimizer = sgd(model, rate, settings.momentum, settings.weight_decay, settings.nesterov)
+        give_momentum(model, optimizer, momentum or {})
+        return optimizer
+
+    @property
+    def epochs(self) -> int:
+        """Passes over this side's own images in a round."""
+        return self.train.epochs
+
+    def fit_labeled(
+        self,
+        model: nn.Module,
+        epochs: int | None = None,
+        lr: float | None = None,
+        after_epoch: Callable[[int], None] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        batch: int = 0,
+    ) -> float:
+        """Train on this side's labelled images: cross-entropy on weak views. Returns the last epoch's loss."""
+        labeled = self.shard.labeled
+        return fit(
+            model,
+            labeled.images,
+            labeled.labels,
+            view=self.views.weak_view,
+            optimizer=self.optimizer(model, lr) if optimizer is None else optimizer,
+            epochs=self.epochs if epochs is None else epochs,
+            batch=batch or self.train.batch,
+            clip=self.train.clip,
+            generator=self.rng("labeled views"),
+            after_epoch=after_epoch,
+        )
+
+    def fit(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        view: View,
+        optimizer: torch.optim.Optimizer,
+        generator: torch.Generator,
+        epochs: int | None = None,
+    ) -> float:
+        """Train on any labelled images, such as those with pseudo-labels, at the experiment's batch size and clip."""
+        return fit(
+            model,
+            images,
+            labels,
+            view=view,
+            optimizer=optimizer,
+            epochs=self.epochs if epochs is None else epochs,
+            batch=self.train.batch,
+            clip=self.train.clip,
+            generator=generator,
+        )
+
+    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Class probabilities of images as they are, without augmentation."""
+        return predict(model, images, self.views.plain)
+
+
+@dataclass
+class Labelling:
+    """What a client told the auditor: which label it gave which unlabelled image, and whether it believed it."""
+
+    index: list[Tensor] = field(default_factory=list)
+    label: list[Tensor] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
+    named: dict[str, "Labelling"] = field(default_factory=dict)  # what it told under a name
+
+
+class Client(Side):
+    """All that client code may see."""
+
+    def __init__(self, setup: Setup, shard: Shard, moment: Moment, number: int, group: int, bench: Workbench) -> None:
+        super().__init__(setup, shard, moment, f"client-{number}/{group}", bench)
+        self.number = number
+        self.labelling = Labelling()
+
+    def audit(self, index: Tensor, label: Tensor, kept: Tensor, name: str = "") -> None:
+        """Tell which pseudo-labels were given: a door that opens outwards only.
+
+        In a simulation the evaluator compares them with the truth, for the record; nothing comes back. Labels told
+        under a name were not learned: they give a figure of their own (`local` → `local_label_accuracy`).
+        """
+        told = self.labelling.named.setdefault(name, Labelling()) if name else self.labelling
+        told.index.append(index.detach().cpu())
+        told.label.append(label.detach().cpu())
+        told.kept.append(kept.detach().cpu())
+
+
+# What every record holds by itself; a method's notes may not stand in its place.
+RECORDED = frozenset(
+    [
+        "stage",
+        "round",
+        "step",
+        "accuracy",
+        "auc",
+        "loss",
+        "macro_f1",
+        "clients_accuracy",
+        "clients_per_class",
+        "balanced_accuracy",
+        "ece",
+        "per_class",
+        "pseudo_accuracy",
+        "kept_ratio",
+        "pseudo_accuracy_by_class",
+        "kept_by_class",
+        "kept_ratio_by_class",
+        "asked",
+        "answered",
+        "refused",
+        "skipped",
+        "bytes_down",
+        "bytes_up",
+        "kept_bytes",
+        "client_metrics",
+        "cpu",
+        "seconds",
+        "cpu_seconds",
+        "phases",
+    ]
+)
+
+
+def plain(value: Any) -> Any:
+    """Numbers and lists of them as JSON has them: what is not finite becomes None.
+
+    >>> plain(torch.tensor([1.5, float("nan")])), plain([torch.tensor(2), 3.0])
+    ([1.5, None], [2, 3.0])
+    """
+    if isinstance(value, Tensor):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else None
+
+
+class Hub(Side):
+    """All that server code may see."""
+
+    def __init__(self, setup: Setup, shard: Shard, moment: Moment, bench: Workbench) -> None:
+        super().__init__(setup, shard, moment, "server", bench)
+        self.clients = setup.clients
+        self.labeled_clients = setup.labeled_clients
+        self.notes: dict[str, Any] = {}
+        self.pictures: dict[str, Tensor] = {}
+
+    @property
+    def epochs(self) -> int:
+        return self.train.server_epochs or self.train.epochs
+
+    def finetune(self, weights: Weights) -> Weights:
+        """The model after training on the server's labels; as it was if the server has none."""
+        if not len(self.shard.labeled):
+            return weights
+        model = self.model(weights)
+        self.fit_labeled(model)
+        return self.weights(model)
+
+    def new_weights(self) -> Weights:
+        """The first weights of the run: they depend on the seed and on the net, on nothing else."""
+        return weights_of(self._setup.build(seeds.generator(self._setup.seed, "net")))
+
+    def sample_clients(self, among: Sequence[int] | None = None) -> list[int]:
+        """The clients of this round, in order: all of them, a number or a fraction, as the experiment says."""
+        pool = list(range(self.clients)) if among is None else sorted(among)
+        count = self._setup.participation.count(len(pool))
+        chosen = torch.randperm(len(pool), generator=self.rng("clients"))[:count]
+        return sorted(pool[i] for i in chosen.tolist())
+
+    def note(self, **values: float | Tensor | Sequence[float]) -> None:
+        """Put figures into this round's record (a threshold per class, an aggregation weight per client)."""
+        for name, value in values.items():
+            if name in RECORDED:
+                raise ValueError(f"hub.note cannot use the name '{name}': every record has that already")
+            self.notes[name] = plain(value)
+
+    def draw(self, name: str, images: Tensor) -> None:
+        """Save images (uint8 [N, C, H, W]) with the run, side by side: pictures/NAME.png."""
+        self.pictures[name] = images

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, texts, files, payloads, randomness, and the settings of an experiment."""

@@ -1,0 +1,538 @@
+"""An experiment: what is written in TOML, checked before any work, and saved resolved with every run."""
+
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from tacit.core.errors import TacitError, nearest
+from tacit.core.paths import invalid_text, user_path
+from tacit.core.text import safe
+
+Placement = Literal["server", "clients", "some-clients"]
+Partition = Literal["iid", "dirichlet", "dirichlet-client", "shards", "quantity", "sites"]
+
+# Bounds that no sensible experiment reaches: beyond them a number is a slip, and is refused with the bound.
+MOST_TOML = 1_000_000  # bytes of an experiment file
+MOST_SEED = 2**63 - 1
+MANY = 1_000_000  # rounds, clients, images in a batch
+IMAGES = 1_000_000_000
+EPOCHS = 10_000
+WORKERS = 1024
+
+
+def not_a_number(wanted: Any, value: object) -> str:
+    """Why a value is not the number that is wanted, where one is; else ''. Its range is looked at elsewhere.
+
+    >>> not_a_number(int, True), not_a_number(float | None, "3"), not_a_number(str, "3"), not_a_number(int, 3)
+    ('True is not a number; write it without quotes', "'3' is not a number; write it without quotes", '', '')
+    """
+    origin = typing.get_origin(wanted)
+    kinds = typing.get_args(wanted) if origin in (types.UnionType, typing.Union) else (wanted,)
+    bare = {typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind for kind in kinds}
+    if bare & {int, float} and not bare & {bool, str} and isinstance(value, bool | str):
+        return f"{shown(value)} is not a number; write it without quotes"
+    return ""
+
+
+def shown(value: object) -> str:
+    """A value in a message: as Python writes it, but short.
+
+    >>> shown("a"), shown(10**50), shown(1 << 20000)
+    ("'a'", '100000000000000000000000000000000000000000000000000', 'a number of 20,001 bits')
+    """
+    try:
+        return safe(repr(value), 60)
+    except ValueError:  # Python does not write out numbers of more than some thousand digits
+        return f"a number of {value.bit_length():,} bits" if isinstance(value, int) else type(value).__name__
+
+
+class Section(BaseModel):
+    """A part of an experiment: frozen, and with no room for a misspelt key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_are_numbers(cls, given: Any) -> Any:
+        """`rounds = true` and `epochs = "3"` are mistakes, not numbers."""
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            if name in cls.model_fields and (why := not_a_number(cls.model_fields[name].annotation, value)):
+                raise ValueError(f"{name} = {why}, as in {name} = 1")
+        return given
+
+
+class Data(Section):
+    """Which images, who holds them, who holds labels."""
+
+    name: str = Field("digits", description="a source (`tacit data list`), or the path of your own data")
+    sites: tuple[str, ...] = Field((), description="own data, a path for each site; `name` is then for people only")
+    partition: Partition = Field("dirichlet", description="how images are dealt to the clients; sites: as they lie")
+    alpha: Annotated[float, Field(ge=1e-6, le=1e6, description="Dirichlet or quantity skew: small is skewed")] = 0.3
+    shards: Annotated[int, Field(ge=1, le=IMAGES, description="shards a client holds (partition = shards)")] = 2
+    min_size: Annotated[int, Field(ge=1, le=IMAGES, description="the least images a client must get")] = 10
+    clients: Annotated[int, Field(ge=1, le=MANY, description="number of clients")] = 10
+    placement: Placement = Field("server", description="who holds labels")
+    labels: Annotated[int, Field(ge=0, le=IMAGES, description="labelled images in all (server, clients; 0: all)")] = 50
+    labeled_clients: Annotated[int, Field(ge=1, le=MANY, description="fully labelled clients (some-clients)")] = 1
+    cover: Annotated[int, Field(ge=0, le=IMAGES, description="redraw until each class has this many labels")] = 0
+    reveal: Literal["none", "all"] = Field("none", description="all: every label is given, the upper bound")
+    subset: Annotated[int, Field(ge=0, le=IMAGES, description="use only so many training images (0: all)")] = 0
+    test_subset: Annotated[int, Field(ge=0, le=IMAGES, description="use only so many test images (0: all)")] = 0
+    image_size: Annotated[int, Field(ge=0, le=MANY, description="resize to this many pixels (0: as they are)")] = 0
+    rgb: bool = Field(False, description="turn grey images into three equal channels")
+    skip_unreadable: bool = Field(False, description="own data: go on without the bad files")
+    split: str = Field("", description="a saved split to use instead of drawing one")
+
+    @model_validator(mode="after")
+    def _labeled_clients_exist(self) -> "Data":
+        if self.placement == "some-clients" and self.labeled_clients > self.clients:
+            raise ValueError(
+                f"labeled_clients is {self.labeled_clients}, but there are only {self.clients} clients; write "
+                f"labeled_clients = {self.clients} or fewer, or raise clients"
+            )
+        return self
+
+
+class Net(Section):
+    """The model that is trained."""
+
+    name: str = Field("cnn", description="cnn (cnn-16: narrower), resnet18, wrn-28-2 (any depth and width), vit-tiny")
+    norm: Literal["bn", "gn"] = Field("gn", description="batch or group norm")
+    bn: Literal["average", "static", "batch"] = Field("average", description="what becomes of BN's statistics")
+    stem: Literal["imagenet", "cifar"] = Field("imagenet", description="resnet18: 7x7/2 and max-pool, or 3x3")
+    activation: Literal["relu", "leaky"] = Field("relu", description="wrn: leaky as in SSL suites")
+
+
+class Train(Section):
+    """How a side trains. Methods may add rates of their own."""
+
+    batch: Annotated[int, Field(ge=1, le=MANY, description="images a step")] = 64
+    lr: Annotated[float, Field(gt=0, le=1e6, description="learning rate")] = 0.03
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 5e-4
+    epochs: Annotated[int, Field(ge=1, le=EPOCHS, description="local epochs a round")] = 1
+    server_epochs: Annotated[int, Field(ge=0, le=EPOCHS, description="on the server's labels (0: as epochs)")] = 0
+    clip: Annotated[float, Field(ge=0, le=1e9, description="largest norm of a gradient (0: no limit)")] = 5.0
+    schedule: Literal["constant", "cosine"] = Field("constant", description="of the rate over the rounds")
+
+
+class ViewChoice(Section):
+    """What is done to an image before the net sees it."""
+
+    weak: Literal["crop", "resize-crop", "none"] = Field("crop", description="the light augmentation")
+    strong: Literal["fixmatch", "ssl", "semifl-legacy"] = Field("fixmatch", description="the heavy one's pool")
+    flip: Literal["auto", "yes", "no"] = Field("auto", description="mirror images (auto: not for digits)")
+
+
+class Participation(Section):
+    """Who takes part in a round."""
+
+    fraction: Annotated[float, Field(gt=0, le=1, description="share of the clients in a round")] = 1.0
+    number: Annotated[int, Field(ge=0, le=MANY, description="instead: so many clients (0: by fraction)")] = 0
+    quorum: Annotated[int, Field(ge=1, le=MANY, description="fewer usable replies leave the model as it was")] = 1
+
+    def count(self, clients: int) -> int:
+        """How many of so many clients are asked.
+
+        >>> Participation(fraction=0.1).count(25), Participation(number=40).count(25)
+        (3, 25)
+        >>> Participation(fraction=0.07).count(100)
+        7
+        """
+        if self.number:
+            return min(self.number, clients)
+        # Rounded before the ceiling: .07 · 100 is 7.000000000000001 in floats.
+        return min(clients, max(1, math.ceil(round(self.fraction * clients, 9))))
+
+
+class Faults(Section):
+    """What goes wrong on purpose, seeded like everything else."""
+
+    dropout: Annotated[float, Field(ge=0, lt=1, description="chance that a client never gets the task")] = 0.0
+    straggler: Annotated[float, Field(ge=0, lt=1, description="chance that a reply comes too late")] = 0.0
+
+
+class Keep(Section):
+    """What stays on disk between rounds: what clients keep (methods with a memory), and how many checkpoints."""
+
+    half: bool = Field(False, description="kept weights in half precision: half the disk")
+    latest: Annotated[int, Field(ge=0, le=MANY, description="only so many clients, those who kept last (0: all)")] = 0
+    checkpoints: Annotated[int, Field(ge=2, le=MANY, description="so many last rounds that a run can go back to")] = 2
+
+
+class Backend(Section):
+    """Where clients run. It never changes the numbers."""
+
+    name: Literal["local", "pool", "ray", "flower"] = Field(
+        "pool", description="in this process, in several, on a Ray cluster, at real sites (tacit site run)"
+    )
+    workers: Annotated[int, Field(ge=0, le=WORKERS, description="processes of pool or ray (0: one a core)")] = 0
+    gpus: Annotated[float, Field(ge=0, le=1024, description="ray: GPUs for one worker, as in 0.25 (0: none)")] = 0.0
+    address: str = Field("", description="ray: address of a running cluster (empty: start one here)")
+
+
+class Paper(Section):
+    """A published number beside ours, for recipes: accuracy and AUC in per cent, and where they stand."""
+
+    accuracy: Annotated[float, Field(ge=0, le=100)] | None = None
+    auc: Annotated[float, Field(ge=0, le=100)] | None = None
+    source: str = ""
+
+
+class Experiment(Section):
+    """Everything that decides the outcome of a run."""
+
+    seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
+    rounds: Annotated[int, Field(ge=1, le=MANY, description="rounds of the main stage")] = 20
+    reporting: Literal["best", "last", "last-10"] = Field("last", description="which rounds the result is made of")
+    evaluate_every: Annotated[int, Field(ge=1, le=MANY, description="evaluate each so many rounds, and at the end")] = 1
+    evaluate_clients: bool = Field(False, description="evaluate what each client sent, too (costs a test pass each)")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    title: str = Field("", description="a line for people")
+    data: Data = Data()
+    net: Net = Net()
+    train: Train = Train()
+    views: ViewChoice = ViewChoice()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg", "preset": "paper"})
+    participation: Participation = Participation()
+    faults: Faults = Faults()
+    keep: Keep = Keep()
+    backend: Backend = Backend()
+    paper: Paper = Paper()
+
+    def build_method(self, kind: type | None = None) -> Any:
+        """The method object with its options; `kind` is its class, where that was found before."""
+        from tacit.contract.method import find_method
+
+        options = {key: value for key, value in self.method.items() if key not in ("name", "preset")}
+        return TypeAdapter(kind or find_method(self.method["name"])).validate_python(options)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.to_dict())
+
+
+# Does not change the outcome, so a run may be resumed with another value.
+FREE_ON_RESUME = (
+    "keep.checkpoints",
+    "backend.name",
+    "backend.workers",
+    "backend.gpus",
+    "backend.address",
+    "title",
+    "paper.accuracy",
+    "paper.auc",
+    "paper.source",
+)
+
+# Does not make another experiment of it: statistics are over runs that differ in nothing else. A GPU changes the last
+# digits of a result, as luck does; but a run that was started on one device is not resumed on another.
+FREE_IN_STATISTICS = ("seed", "device", *FREE_ON_RESUME)
+
+
+def same_but_for_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that make an experiment: runs that agree in them differ in luck only, and belong together.
+
+    The one place that decides this: for rows of a comparison, groups of a report, and the evidence.
+
+    >>> same_but_for_seed({"seed": 3, "rounds": 5, "device": "cuda", "backend": {"workers": 2}})
+    {'rounds': 5}
+    """
+    return {key: value for key, value in flatten(settings).items() if key not in FREE_IN_STATISTICS}
+
+
+SMOKE: dict[str, Any] = {  # what the preset `smoke` of every method shares: seconds on the embedded digits
+    "rounds": 2,
+    "data.name": "digits",
+    "data.clients": 4,
+    "data.alpha": 1.0,
+    "data.labels": 100,
+    "net.name": "cnn-16",
+    "net.norm": "gn",
+    "train.epochs": 1,
+    "train.batch": 32,
+    "backend.name": "local",
+}
+
+
+def resolve(*layers: Mapping[str, Any]) -> Experiment:
+    """The experiment that layers of settings describe, later ones before earlier ones, checked in full.
+
+    Below them lie the preset of the method and the defaults. Keys may be nested or dotted.
+
+    >>> resolve({"method": {"name": "fedavg"}}, {"train.lr": 0.1, "data.clients": 5}).train.lr
+    0.1
+    """
+    from tacit.contract.method import find_method
+
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given.update(flatten(layer))
+    check_texts(given)
+    for section in ("method", "data", "net", "backend"):  # `net = "resnet18"` is short for `net.name`
+        if isinstance(given.get(section), str):
+            given[f"{section}.name"] = given.pop(section)
+    for key in ("method.name", "method.preset", "method"):
+        if not isinstance(given.get(key, ""), str):
+            raise TacitError(f"{key} = {shown(given[key])} is not a name. `tacit methods` lists methods and presets.")
+    for key in ("method.name", "data.name", "data.split"):  # a run must find its files from anywhere
+        if isinstance(given.get(key), str) and (path := user_path(given[key], key)).exists() and is_path(given[key]):
+            given[key] = str(path.resolve())
+    sites = given.get("data.sites")
+    if isinstance(sites, list | tuple) and all(isinstance(site, str) for site in sites):
+        given["data.sites"] = tuple(str(user_path(site, "data.sites").resolve()) for site in sites)
+    method = find_method(str(given.get("method.name", "fedavg")))
+    preset = given.get("method.preset", "paper")
+    if preset not in method.presets:
+        known = ", ".join(method.presets)
+        hint = nearest(str(preset), method.presets)
+        raise TacitError(f"{method.__name__} has no preset '{preset}'.{hint} It has: {known}.")
+    below: dict[str, Any] = {"method.name": "fedavg", "method.preset": preset}
+    for name in dict.fromkeys(("paper", preset)):
+        if name == "smoke":
+            below.update(SMOKE)
+        below.update(
+            {
+                k if "." in k or k in Experiment.model_fields else f"method.{k}": v
+                for k, v in method.presets.get(name, {}).items()
+            }
+        )
+    merged = nest({**below, **given})
+    options = {k: v for k, v in merged["method"].items() if k not in ("name", "preset")}
+    try:
+        experiment = Experiment.model_validate(merged)
+        chosen = validated_options(method, options)
+    except ValidationError as error:
+        raise TacitError(explain(error)) from None
+    if experiment.data.placement not in method.placements:
+        places = " or ".join(f'"{place}"' for place in method.placements)
+        raise TacitError(
+            f"The method '{merged['method']['name']}' does not work with labels at data.placement = "
+            f'"{experiment.data.placement}". It needs {places}: write data.placement = {places}, or choose '
+            f"another method (`tacit methods` lists who works where)."
+        )
+    asked, quorum = experiment.participation.count(experiment.data.clients), experiment.participation.quorum
+    if quorum > asked:
+        raise TacitError(
+            f"participation.quorum is {quorum}, but only {asked} clients are asked in a round: no round could count. "
+            f"Write participation.quorum = {asked} or fewer, or ask more clients."
+        )
+    full = {"name": merged["method"]["name"], "preset": preset, **chosen}
+    return experiment.model_copy(update={"method": full})
+
+
+def check_texts(given: Mapping[str, Any]) -> None:
+    """Refuse keys and texts that no file and no terminal can hold: control characters, and what is far too long."""
+    for key, value in given.items():
+        if why := invalid_text(key):
+            raise TacitError(f"The setting '{safe(key, 60)}' {why}.")
+        for text in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(text, str) and (why := invalid_text(text)):
+                raise TacitError(f"{key} = {shown(text)} {why}.")
+
+
+def is_path(name: str) -> bool:
+    """Whether a name means a file or folder of the user's, rather than something that tacit knows by name.
+
+    >>> is_path("./sharp.py"), is_path("photos/"), is_path("digits"), is_path("medmnist/bloodmnist")
+    (True, True, False, False)
+    """
+    return name.endswith((".py", ".npz", ".csv", ".parquet", "/")) or name.startswith((".", "/", "~"))
+
+
+def validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:
+    """All options of a method, checked: those that are given and the defaults of the others."""
+    import dataclasses
+
+    known = [f.name for f in dataclasses.fields(method)]
+    for key in options:
+        if key not in known:
+            raise TacitError(
+                f"{method.__name__} has no option 'method.{key}'.{nearest(key, known)} It has: "
+                f"{', '.join(known) or 'none'}."
+            )
+    hints = typing.get_type_hints(method)
+    for key, value in options.items():
+        if why := not_a_number(hints[key], value):
+            raise TacitError(f"method.{key} = {why}, as in method.{key} = 1.")
+        # An own method may have numbers without bounds, which pydantic takes as they are.
+        if isinstance(value, float) and not math.isfinite(value):
+            raise TacitError(f"method.{key} = {value}: input should be a finite number.")
+        if isinstance(value, int) and abs(value) > MOST_SEED:
+            raise TacitError(f"method.{key} = {shown(value)} is too large: a whole number of TOML has 64 bits.")
+    try:
+        built: object = TypeAdapter(method).validate_python(options)
+    except ValidationError as error:
+        raise TacitError(explain(error, prefix="method.")) from None
+    return {name: getattr(built, name) for name in known}
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables to dotted keys.
+
+    >>> flatten({"seed": 1, "data": {"name": "digits"}})
+    {'seed': 1, 'data.name': 'digits'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys to nested tables.
+
+    >>> nest({"seed": 1, "data.name": "digits"})
+    {'seed': 1, 'data': {'name': 'digits'}}
+    """
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        table = nested
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise TacitError(f"'{part}' in '{key}' is a value, not a table of settings.")
+        table[last] = value
+    return nested
+
+
+def known_keys(model: type[BaseModel] = Experiment, prefix: str = "") -> list[str]:
+    """Every key of an experiment, dotted.
+
+    >>> "train.lr" in known_keys()
+    True
+    """
+    keys = []
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys += known_keys(kind, f"{prefix}{name}.")
+        else:
+            keys.append(f"{prefix}{name}")
+    return keys
+
+
+def suggestion(key: str) -> str:
+    """The nearest known key, by its full name or by its last word.
+
+    >>> suggestion("data.alhpa"), suggestion("lr")
+    (" Did you mean 'data.alpha'?", " Did you mean 'train.lr'?")
+    """
+    last = key.split(".")[-1]
+    for known in known_keys():
+        if known.split(".")[-1] == last:
+            return f" Did you mean '{known}'?"
+    return nearest(key, known_keys())
+
+
+def explain(error: ValidationError, prefix: str = "") -> str:
+    """A validation error in words: the key, what was given, what is expected, the nearest valid name."""
+    lines = []
+    for problem in error.errors():
+        key = (prefix + ".".join(str(part) for part in problem["loc"])).rstrip(".")
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"There is no setting '{safe(key, 60)}'.{suggestion(key)}")
+        elif problem["type"] == "literal_error":
+            expected = problem["ctx"]["expected"].replace(" or ", ", ")
+            choices = [choice.strip().strip("'") for choice in expected.split(",")]
+            hint = nearest(str(problem["input"]), choices)
+            given = shown(problem["input"])
+            lines.append(f"{key} = {given} is not a choice.{hint} Write one of: {', '.join(choices)}.")
+        elif problem["type"] == "value_error":
+            where = f"[{key}] " if key else ""
+            lines.append(f"{where}{problem['msg'].removeprefix('Value error, ')}.")
+        else:
+            message = problem["msg"][0].lower() + problem["msg"][1:]
+            lines.append(f"{key} = {shown(problem['input'])}: {message}.")
+    return "\n".join(lines)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a file, or an error that names the file and the line."""
+    try:
+        if (size := path.stat().st_size) > MOST_TOML:
+            raise TacitError(f"{path} has {size:,} bytes. An experiment in TOML has less than {MOST_TOML:,}.")
+        settings = parse_toml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TacitError(f"There is no experiment file {path}.") from None
+    except OSError as error:
+        raise TacitError(f"{path} cannot be read as an experiment ({error.strerror}).") from None
+    except ValueError as error:
+        raise TacitError(f"{path} is not valid TOML: {error}.") from None
+    if not settings:
+        raise TacitError(f"{path} holds no settings: it is empty, or cut short.")
+    return settings
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; ValueError says what is wrong with it, whatever that is."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value` from the command line; the value as TOML would read it, else a text.
+
+    >>> parse_setting("train.lr=.1"), parse_setting("data.name=digits"), parse_setting("train.nesterov=true")
+    (('train.lr', 0.1), ('data.name', 'digits'), ('train.nesterov', True))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise TacitError(f"--set takes key=value, for example --set train.lr=0.1; got '{safe(text)}'.")
+    key, value = key.strip(), value.strip()
+    if "\n" in value or "\r" in value:  # TOML would read what follows as another setting
+        raise TacitError(f"--set takes one key=value in one line; got '{safe(text)}'.")
+    try:
+        return key, parse_toml(f"value = {value}")["value"]
+    except ValueError:
+        try:
+            return key, float(value) if value.isascii() else value  # Python's float takes other scripts' digits, too
+        except ValueError:
+            return key, value
+
+
+def differences(old: Experiment, new: Experiment) -> list[str]:
+    """The settings in which two experiments differ, those aside that do not change the outcome."""
+    before, after = flatten(old.to_dict()), flatten(new.to_dict())
+    keys: Iterable[str] = dict.fromkeys([*before, *after])
+    return [
+        f"{key}: {before.get(key, 'not set')!r} in the run, {after.get(key, 'not set')!r} now"
+        for key in keys
+        if key not in FREE_ON_RESUME and before.get(key) != after.get(key)
+    ]
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of an experiment; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        mps = torch.backends.mps.is_available()
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise TacitError(f"device = '{name}' is not a device. Write auto, cpu, cuda, cuda:1 or mps.") from None
+    here = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    if (device.index or 0) >= here.get(device.type, 0):
+        raise TacitError(f"device = '{name}', but there is no such device here. Write device = 'auto' or 'cpu'.")
+    return device

@@ -1,0 +1,1 @@
+"""Drives a run, round by round."""

@@ -1,0 +1,99 @@
+"""The only code that sees true labels: how good is the model, and how right were the pseudo-labels."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.contract.parties import Labelling
+from tacit.evaluation import metrics
+
+PREDICT_BATCH = 256  # test images are predicted in fixed batches, so that BN policy `batch` gives one answer
+
+
+def score(probs: Tensor, labels: Tensor) -> dict[str, Any]:
+    """The figures of one model on the test set; NaN (a class without test images) becomes None for JSON."""
+    return {name: _plain(value) for name, value in metrics.summary(probs, labels).items()}
+
+
+def _plain(value: float | list[float]) -> float | list[float | None] | None:
+    if isinstance(value, list):
+        return [None if math.isnan(v) else v for v in value]
+    return None if math.isnan(value) else value
+
+
+def audit(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list[float]] | None:
+    """Compare the pseudo-labels that a client told of with the truth: counts [K] by the class that was given.
+
+    >>> told = Labelling([torch.tensor([0, 1, 2])], [torch.tensor([1, 1, 0])], [torch.tensor([True, True, False])])
+    >>> audit(told, torch.tensor([1, 0, 0]), 2)
+    {'seen': [1.0, 2.0], 'kept': [0.0, 2.0], 'right': [0.0, 1.0], 'known': [0.0, 2.0]}
+    >>> sorted(audit(Labelling(named={"local": told}), torch.tensor([1, 0, 0]), 2))
+    ['local:kept', 'local:known', 'local:right', 'local:seen']
+    """
+    counts = _counts(labelling, truth, classes)
+    for name, told in labelling.named.items():
+        counts |= {f"{name}:{what}": count for what, count in _counts(told, truth, classes).items()}
+    return counts or None
+
+
+def _counts(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list[float]]:
+    if not labelling.index:
+        return {}
+    index, label, kept = (torch.cat(part) for part in (labelling.index, labelling.label, labelling.kept))
+    true = truth[index]
+
+    def count(which: Tensor) -> list[float]:
+        counts: list[float] = torch.bincount(label[which], minlength=classes).double().tolist()
+        return counts
+
+    return {
+        "seen": count(torch.ones_like(kept)),
+        "kept": count(kept),
+        "right": count(kept & (label == true)),
+        "known": count(kept & (true >= 0)),
+    }
+
+
+def accuracies(counts: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The share of right labels, of those that were learned and of those that were told under a name.
+
+    >>> accuracies({"right": [1.0, 2.0], "known": [2.0, 2.0], "local:right": [1.0, 0.0], "local:known": [4.0, 0.0]})
+    {'pseudo_accuracy': 0.75, 'local_label_accuracy': 0.25}
+    """
+    result = {}
+    for key in (key for key in counts if key.endswith("known") and sum(counts[key]) > 0):
+        name = key.removesuffix("known")
+        figure = f"{name.removesuffix(':')}_label_accuracy" if name else "pseudo_accuracy"
+        result[figure] = sum(counts[f"{name}right"]) / sum(counts[key])
+    return result
+
+
+def sum_up(audits: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
+    """One round's figures over all clients: accuracy of the kept labels, share kept, both by class too.
+
+    >>> sum_up([{"seen": [1.0, 4.0], "kept": [0.0, 2.0], "right": [0.0, 1.0], "known": [0.0, 2.0]}])
+    {'pseudo_accuracy': 0.5, 'kept_ratio': 0.4, 'pseudo_accuracy_by_class': [None, 0.5], 'kept_by_class': [0.0, 2.0],
+    'kept_ratio_by_class': [0.0, 0.5]}
+    """
+    told: dict[str, list[Sequence[float]]] = {}
+    for counts in audits:
+        for key, count in counts.items():
+            told.setdefault(key, []).append(count)
+    total = {key: torch.tensor(counts, dtype=torch.float64).sum(dim=0) for key, counts in told.items()}
+    result: dict[str, Any] = {}
+    if "seen" in total:
+        right, known = total["right"], total["known"]
+        seen, kept = float(total["seen"].sum()), float(total["kept"].sum())
+        result = {
+            "pseudo_accuracy": None,
+            "kept_ratio": kept / seen if seen else None,
+            "pseudo_accuracy_by_class": [float(r / n) if n > 0 else None for r, n in zip(right, known, strict=True)],
+            "kept_by_class": total["kept"].tolist(),
+            "kept_ratio_by_class": [
+                float(k / n) if n > 0 else None for k, n in zip(total["kept"], total["seen"], strict=True)
+            ],
+        }
+    return {**result, **accuracies({key: count.tolist() for key, count in total.items()})}

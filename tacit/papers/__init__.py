@@ -1,0 +1,1 @@
+"""What serves one paper: its figures, its measures."""

@@ -1,0 +1,57 @@
+"""What can be said of an experiment from its settings alone: told before data is loaded and anything is written."""
+
+from pathlib import Path
+
+from tacit import nets
+from tacit.core.errors import TacitError
+from tacit.core.memory import check_images
+from tacit.core.paths import check_folder
+from tacit.core.settings import Backend, Experiment, pick_device
+from tacit.data import placement
+from tacit.data.catalogue import find_source
+from tacit.data.sources import is_own
+from tacit.data.split import load_split
+
+
+def check_run(experiment: Experiment, out: Path) -> None:
+    """Refuse a run that could not begin here: its folder, its backend, its settings."""
+    check_folder(out)
+    check_backend(experiment.backend)
+    check_settings(experiment, out / "split.npz")
+
+
+def check_backend(backend: Backend) -> None:
+    """Refuse a backend that cannot run a simulation, or is not installed."""
+    if backend.name == "flower":
+        raise TacitError(
+            "backend.name = 'flower' means real sites, and those are run with `tacit site run` (docs/sites.md). To "
+            "simulate them here, write backend.name = 'pool'."
+        )
+    if backend.name == "ray":
+        from tacit.backends.ray import _ray  # an extra of its own
+
+        _ray(backend.address)
+
+
+def check_settings(experiment: Experiment, saved_split: Path | None = None) -> None:
+    """Refuse a device, data, a split or a net that is not there, or that would take more memory than there is.
+
+    The split that was saved with a run takes the place of the one that the settings name.
+    """
+    pick_device(experiment.device)
+    data, net = experiment.data, experiment.net.model_dump()
+    if data.split and not (saved_split and saved_split.is_file()):
+        load_split(Path(data.split))
+    for site in data.sites:
+        if not Path(site).exists():
+            raise TacitError(f"data.sites: {site} does not exist. Expected a folder, .npz, .csv or .parquet.")
+    if data.sites or is_own(data.name):  # how many images, and of what size, is known when they have been read
+        nets.outline(**net, classes=2, channels=3, size=data.image_size or 32)
+        return
+    source = find_source(data.name)
+    channels = 3 if data.rgb else source.shape[0]
+    if data.image_size or channels != source.shape[0]:  # as they are, they stay on the disk
+        check_images(sum(source.images), channels, data.image_size or source.shape[-1])
+    nets.outline(**net, classes=len(source.classes), channels=channels, size=data.image_size or source.shape[-1])
+    if data.partition != "sites" and not source.total:  # where the split into train and test is ours, counts may differ
+        placement.check(data, source.images[0], len(source.classes), source.images[0])

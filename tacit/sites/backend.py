@@ -1,0 +1,315 @@
+"""Clients at real sites. Flower carries the messages; what is in them, and what is made of them, is tacit's.
+
+`Grid` is the only thing here that knows Flower; the backend itself needs something that asks sites and gives back
+what they answered (tests give it sites in the same process).
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch import Tensor
+
+import tacit
+from tacit.backends.base import Outcome, waves
+from tacit.contract.method import Reply, Stage, Task
+from tacit.contract.parties import Labeled, Moment, Setup, Workbench
+from tacit.core import payload
+from tacit.core.errors import TacitError
+from tacit.core.payload import Limits, Weights
+from tacit.core.settings import Experiment
+from tacit.core.text import safe
+from tacit.evaluation.scores import PREDICT_BATCH
+from tacit.pieces.train import predict
+from tacit.sites.accept import for_sites
+from tacit.sites.envelope import from_record, to_record
+from tacit.sites.wire import WHO, Answer, Ask, SharedFacts, pack, unpack
+
+ROOM = 1 << 20  # a reply may be this much larger than four times what was sent down
+PING = 30.0  # seconds that a site which was silent has to say its name, before it is asked for work again
+LONGEST_FAULT = 400  # characters of what a site says that go into the record
+LEFT_OUT = "left out by the server's operator"
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A site that gave no answer, and why."""
+
+    why: str
+
+
+class Transport(Protocol):
+    """Asks sites by name; each gives bytes back, or is silent for a reason."""
+
+    def ask(
+        self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
+    ) -> dict[str, bytes | Silent]: ...
+
+
+@dataclass(frozen=True)
+class Federated:
+    """What a run at sites knows: its name (under which sites keep their memory), who is which client, the facts."""
+
+    run: str
+    sites: tuple[str, ...]  # the place in this list is the client's number
+    facts: SharedFacts
+    labeled: tuple[int, ...] = ()
+    images: tuple[int, ...] | None = None  # how many images each site registered; None: nobody was asked yet
+    left_out: tuple[str, ...] = ()  # sites that are never asked again; their numbers stay theirs
+    method_sha256: str = ""  # of the method's file, if it is none of tacit's own
+    patience: float = 3600.0  # seconds that a round waits for its last reply
+    largest_reply: int = 0  # bytes (0: four times what was sent down, and a megabyte)
+    answered: tuple[int, ...] = ()  # how many rounds were done when each site answered last, as it says itself
+
+    def ask(self, experiment: Experiment, client: int, kind: str, **moment: Any) -> Ask:
+        return Ask.model_validate(
+            {
+                "kind": kind,
+                "version": tacit.__version__,
+                "run": self.run,
+                "experiment": for_sites(experiment),
+                "method_sha256": self.method_sha256,
+                "facts": self.facts,
+                "site": self.sites[client],
+                "client": client,
+                "clients": len(self.sites),
+                "labeled_clients": self.labeled,
+                **moment,
+            }
+        )
+
+
+class FlowerBackend:
+    """Sends tasks to sites, takes what comes back if it is a reply, and evaluates here."""
+
+    def __init__(
+        self, experiment: Experiment, setup: Setup, test: Labeled, federated: Federated, transport: Transport
+    ) -> None:
+        self.experiment = experiment
+        self.setup = setup
+        self.test = test
+        self.federated = federated
+        self.transport = transport
+        self.bench = Workbench(setup)
+        self._silent: dict[str, str] = {}  # sites that did not answer when they were last asked: when, and why
+
+    def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        self._listen({self.federated.sites[task.client] for task in tasks})
+        for number, wave in enumerate(waves(tasks)):
+            places = {self.federated.sites[task.client]: (place, task) for place, task in wave}
+            skipped = {name: why for name in places if (why := self._why_not(name))}
+            envelopes = {
+                name: self._envelope(stage, moment, number, task)
+                for name, (_, task) in places.items()
+                if name not in skipped
+            }
+            answered: list[str] = []
+
+            def count(name: str, before: int = len(outcomes), answered: list[str] = answered) -> None:
+                answered.append(name)
+                done(before + len(answered))
+
+            answers = self.transport.ask(envelopes, self.federated.patience, count) if envelopes else {}
+            for name, (place, task) in places.items():
+                answer = answers.get(name, Silent(skipped.get(name, "it did not answer")))
+                outcomes[place] = self._outcome(task, answer)
+                if isinstance(answer, Silent) and name not in skipped:
+                    self._silent[name] = f"since {moment.stage} round {moment.round + 1} ({answer.why})"
+        return [outcomes[place] for place in range(len(tasks))]
+
+    def _why_not(self, name: str) -> str:
+        """Why a site is not asked; '' if it is."""
+        if name in self.federated.left_out:
+            return LEFT_OUT
+        return f"not asked: silent {self._silent[name]}, and not heard of again" if name in self._silent else ""
+
+    def _listen(self, names: set[str]) -> None:
+        """Sites that were silent are asked for their names first: waiting for them once more would cost all the
+        patience of a round, and the next one's, too."""
+        silent = [name for name in self._silent if name in names and name not in self.federated.left_out]
+        if silent:
+            patience = min(PING, self.federated.patience)
+            answers = self.transport.ask(dict.fromkeys(silent, WHO), patience, lambda name: None)
+            for name in silent:
+                if answers.get(name) == name.encode():
+                    del self._silent[name]
+
+    def _envelope(self, stage: Stage, moment: Moment, wave: int, task: Task) -> bytes:
+        when = {"stage": moment.stage, "round": moment.round, "rounds": moment.rounds, "step": moment.step}
+        ask = self.federated.ask(self.experiment, task.client, "train", **when, wave=wave, group=task.group)
+        return pack(ask, payload.to_bytes(task.send))
+
+    def _outcome(self, task: Task, answer: bytes | Silent) -> Outcome:
+        nothing = Reply(send={}, examples=0, client=task.client, group=task.group)
+        name = self.federated.sites[task.client]
+        if isinstance(answer, Silent):
+            return Outcome(nothing, None, 0.0, fault=f"{name}: {safe(answer.why, LONGEST_FAULT)}")
+        largest = self.federated.largest_reply or 4 * payload.nbytes(task.send) + ROOM
+        try:
+            reply = read_reply(answer, task, largest)
+        except TacitError as error:
+            return Outcome(nothing, None, 0.0, fault=f"{name}: {safe(error, LONGEST_FAULT)}")
+        return Outcome(reply, None, 0.0)
+
+    def predict_test(self, weights: Weights) -> Tensor:
+        self.bench.clear()
+        return predict(self.bench.take(weights), self.test.images, self.setup.views.plain, PREDICT_BATCH).cpu()
+
+    def kept_bytes(self) -> int:
+        return 0  # it lies on the sites' own disks, where the server cannot look
+
+    def close(self) -> None:
+        pass
+
+
+def read_reply(answer: bytes, task: Task, largest: int) -> Reply:
+    """The reply in an envelope from a site, or a TacitError that says why it is none."""
+    header, content = unpack(answer, Answer, largest)
+    if header.kind == "refused":
+        raise TacitError(f"refused: {header.why}")
+    if header.kind != "train" or (header.client, header.group) != (task.client, task.group):
+        raise TacitError("an answer to another question")
+    return Reply(
+        send=payload.from_bytes(content, Limits(total=largest)),
+        examples=header.examples,
+        metrics=dict(header.metrics),
+        client=task.client,
+        group=task.group,
+    )
+
+
+def say_hello(
+    experiment: Experiment,
+    federated: Federated,
+    transport: Transport,
+    patience: float,
+    wait: float = 0.0,
+    done: int = 0,
+) -> Federated:
+    """Ask every site whether it can take part; the federation with what they said, or all their refusals at once.
+
+    A site that is away is asked again for `wait` seconds: a server that was just restarted may believe a site to be
+    there whose connection is only being made anew. `done` is how many rounds are finished. Of a site that is left out,
+    what it said earlier stays as it was.
+    """
+    numbers = {name: k for k, name in enumerate(federated.sites) if name not in federated.left_out}
+    envelopes = {name: pack(federated.ask(experiment, number, "hello", step=done)) for name, number in numbers.items()}
+    end = time.monotonic() + wait
+    answers = transport.ask(envelopes, patience, lambda name: None)
+    while time.monotonic() < end:
+        away = [name for name in envelopes if isinstance(answers.get(name, Silent("")), Silent)]
+        if not away:
+            break
+        time.sleep(1.0)
+        answers |= transport.ask({name: envelopes[name] for name in away}, patience, lambda name: None)
+    faults = []
+    labeled = set(federated.labeled) - set(numbers.values())
+    images = list(federated.images or [0] * len(federated.sites))
+    answered = [0] * len(federated.sites)
+    for name, number in numbers.items():
+        try:
+            header = _hello_in(answers.get(name, Silent("it did not answer")), number)
+            images[number], answered[number] = header.images, header.answered
+            labeled |= {number} if header.labeled else set()
+        except TacitError as error:
+            faults.append(f"  {safe(name)}: {safe(error, LONGEST_FAULT)}")
+    if faults:
+        raise TacitError("The run did not start, because not every site can take part:\n" + "\n".join(faults))
+    return replace(federated, labeled=tuple(sorted(labeled)), images=tuple(images), answered=tuple(answered))
+
+
+def _hello_in(answer: bytes | Silent, client: int) -> Answer:
+    if isinstance(answer, Silent):
+        raise TacitError(answer.why)
+    header, _ = unpack(answer, Answer, ROOM)
+    if header.kind != "hello" or header.client != client:
+        raise TacitError(header.why or "an answer to another question")
+    return header
+
+
+# --- Flower -----------------------------------------------------------------------------------------------
+
+POLL = 0.3  # seconds between looks for replies
+PUSHES = 3  # times that Flower is given the same messages
+
+
+class Grid:
+    """Flower's grid as a transport: sites by the names under which their keys were registered."""
+
+    def __init__(self, grid: Any, insecure: bool = False) -> None:
+        self.grid = grid
+        self.insecure = insecure  # no keys, on this machine only: sites are believed who they say they are
+        self._told: dict[int, str] = {}
+
+    def online(self) -> dict[str, int]:
+        """The node of every site that is there now."""
+        nodes = [node for node in self.grid.get_nodes() if node.status in ("", "online")]
+        if self.insecure:
+            new = [node.node_id for node in nodes if node.node_id not in self._told]
+            answers = self._exchange(dict.fromkeys(new, WHO), 30.0, lambda node: None)
+            self._told |= {node: _name(data) for node, data in answers.items() if isinstance(data, bytes)}
+            return {self._told[node.node_id]: node.node_id for node in nodes if node.node_id in self._told}
+        return {node.name: node.node_id for node in nodes if node.name}
+
+    def ask(
+        self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
+    ) -> dict[str, bytes | Silent]:
+        nodes = self.online()
+        names = {nodes[name]: name for name in envelopes if name in nodes}
+        answers = self._exchange(
+            {node: envelopes[name] for node, name in names.items()}, patience, lambda node: done(names[node])
+        )
+        absent: dict[str, bytes | Silent] = {name: Silent("it is not there") for name in envelopes if name not in nodes}
+        return absent | {names[node]: answer for node, answer in answers.items()}
+
+    def _exchange(
+        self, envelopes: Mapping[int, bytes], patience: float, done: Callable[[int], None]
+    ) -> dict[int, bytes | Silent]:
+        """Push, then look for replies at our own pace (Flower's own send_and_receive sleeps three seconds)."""
+        waiting = self._push(envelopes, patience) if envelopes else {}
+        answers: dict[int, bytes | Silent] = {}
+        end = time.monotonic() + patience
+        while waiting and time.monotonic() < end:
+            for message in self.grid.pull_messages(list(waiting)):
+                node = waiting.pop(message.metadata.reply_to_message_id, None)
+                if node is not None:
+                    answers[node] = _answer(message)
+                    done(node)
+            time.sleep(POLL if waiting else 0)
+        return answers | {node: Silent(f"no answer within {patience:g} s") for node in waiting.values()}
+
+    def _push(self, envelopes: Mapping[int, bytes], patience: float) -> dict[str, int]:
+        """The nodes by the numbers of the messages to them.
+
+        On a busy machine Flower repeats a request, takes the repetition for a mistake and gives the push up. Then it is
+        pushed anew; a site that got the first message, too, does the same work twice.
+        """
+        from flwr.app import Message
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+        for attempt in range(PUSHES):
+            messages = [
+                Message(to_record(envelope), dst_node_id=node, message_type="query", ttl=patience + 60)
+                for node, envelope in envelopes.items()
+            ]
+            try:
+                return dict(zip(self.grid.push_messages(messages), envelopes, strict=True))
+            except ObjectPushError:
+                time.sleep(POLL * attempt)
+        raise TacitError(f"Flower did not take the messages to the sites, {PUSHES} times. See the server's log.")
+
+
+def _name(answer: bytes) -> str:
+    """The name that a site gives itself, as far as it is one."""
+    return safe(answer[:100].decode("ascii", "replace"), 100)
+
+
+def _answer(message: Any) -> bytes | Silent:
+    if message.has_error():
+        return Silent(f"gone or failed in the middle of the round (Flower's error {message.error.code})")
+    try:
+        return from_record(message.content)
+    except TacitError as error:
+        return Silent(str(error))
