@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit.contract.parties import Shard
-from tacit.engine.loop import Plan
 from tacit.evaluation.scores import PREDICT_BATCH
 from tacit.pieces.train import batches
+from tacit.runs.plan import Plan
 
 
 def epochs_of(plan: Plan) -> tuple[int, int]:

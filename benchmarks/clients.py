@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.running import UNEVALUATED, open_rounds
 from benchmarks.timing import Row, single_thread, spread, timed
+from tacit.config.resolve import resolve
 from tacit.core import payload
-from tacit.core.settings import resolve
-from tacit.engine.loop import prepare
+from tacit.runs.plan import prepare
 
 TITLE = "Many clients"
 

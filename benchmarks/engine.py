@@ -7,7 +7,8 @@ and the same evaluation, which copies no weights out, folds nothing, checks noth
 the noise of the machine is larger than what is measured.
 
 *The walls*: what it costs that nobody is trusted. Each client's task and reply are copied (`payload.seal`) and the
-reply is looked at number by number (`flaw`); the checkpoint has a digest, and is read and compared once on resume.
+reply is looked at number by number (`refusal_reason`); the checkpoint has a digest, and is read and compared once on
+resume.
 """
 
 import tempfile
@@ -21,17 +22,18 @@ import torch
 
 from benchmarks.running import open_rounds
 from benchmarks.timing import Row, interleaved, single_thread, spread
+from tacit.config.resolve import resolve
 from tacit.contract.kinds import Party
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client
 from tacit.core import payload
 from tacit.core.payload import Payload, seal, weights_in
-from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine.loop import Plan, flaw, prepare
+from tacit.engine.validation import refusal_reason
 from tacit.methods.fedavg import FedAvg
 from tacit.nets.optimizer import sgd
 from tacit.pieces.train import fit, predict, weights_of
+from tacit.runs.plan import Plan, prepare
 
 TITLE = "The engine"
 
@@ -87,7 +89,7 @@ def walls(plan: Plan) -> dict[str, float]:
     def checks() -> None:
         for _ in range(plan.setup.clients):
             sent, answer = seal(task.send), seal(reply.send)
-            assert not flaw(FedAvg.client_sends, task, reply, state, len(plan.setup.classes), party)
+            assert not refusal_reason(FedAvg.client_sends, task, reply, state, len(plan.setup.classes), party)
             del sent, answer
 
     def digests() -> None:

@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks import curves, page
 from benchmarks.shelf import on_the_shelf, place_of, put_away
 from tacit.compare.rows import Job, Row, run_folder
+from tacit.config.resolve import resolve
 from tacit.core.console import SafeConsole
 from tacit.core.errors import TacitError
-from tacit.core.settings import resolve
-from tacit.engine.loop import run_experiment
+from tacit.engine.run import run_experiment
 from tacit.runs.progress import watcher_for
 
 PARTS = Path(__file__).parent / "parts"

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from benchmarks.reference import plain_net
 from benchmarks.timing import Row, interleaved, ratio, single_thread
-from tacit.core.settings import resolve
+from tacit.config.resolve import resolve
 from tacit.data.federation import Federation
-from tacit.engine.loop import prepare
 from tacit.evaluation.scores import PREDICT_BATCH
 from tacit.nets.folding import folded
 from tacit.nets.layers import Net
+from tacit.runs.plan import prepare
 from tacit.views import Views
 
 TITLE = "Evaluation"

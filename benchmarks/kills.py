@@ -30,10 +30,13 @@ from typing import Any
 import torch
 
 from benchmarks.machine import descendants
+from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
-from tacit.core.settings import Experiment, resolve
-from tacit.engine.loop import Silence, run_experiment
-from tacit.runs.folder import Run, check_run
+from tacit.core.settings import Experiment
+from tacit.engine.run import run_experiment
+from tacit.runs.folder import Run
+from tacit.runs.integrity import check_run
+from tacit.runs.watchers import Silence
 
 METHODS = (  # with warm-up stages, with memory at clients and without, labels in all three places
     ("fixmatch", "clients"),

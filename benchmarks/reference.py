@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.views import normalised
 from tacit.contract.parties import Shard
-from tacit.engine.loop import Plan
 from tacit.evaluation.scores import PREDICT_BATCH
 from tacit.methods.cbafed import CBAFed
 from tacit.nets.layers import pooled
 from tacit.nets.resnet import ResNet18
+from tacit.runs.plan import Plan
 
 State = dict[str, Tensor]
 

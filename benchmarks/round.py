@@ -33,9 +33,9 @@ from benchmarks.reference import Reference, plain_net
 from benchmarks.running import UNEVALUATED, Rounds, open_rounds
 from benchmarks.timing import Row, Work, interleaved, ratio, single_thread
 from benchmarks.views import PIL_WEAK
-from tacit.core.settings import resolve
+from tacit.config.resolve import resolve
 from tacit.data.federation import Federation
-from tacit.engine.loop import prepare
+from tacit.runs.plan import prepare
 
 TITLE = "A round of CBAFed"
 

@@ -9,8 +9,11 @@ from typing import Any
 from tacit.contract.method import Method
 from tacit.contract.parties import Moment
 from tacit.core.payload import Payload
-from tacit.engine.loop import Engine, Plan, Silence, _backend
-from tacit.runs.folder import OpenRun
+from tacit.engine.loop import Engine
+from tacit.engine.run import _backend
+from tacit.runs.plan import Plan
+from tacit.runs.watchers import Silence
+from tacit.runs.writer import OpenRun
 
 ROUNDS = 1_000_000  # as many as anybody asks for: none of them is the last one, which would be evaluated
 UNEVALUATED = {"evaluate_every": ROUNDS, "data.test_subset": 10}  # no round is evaluated

@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import Row, Spent, interleaved, ratio
-from tacit.core.settings import Experiment, resolve
-from tacit.engine.loop import Silence, prepare, run_experiment
+from tacit.config.resolve import resolve
+from tacit.core.settings import Experiment
+from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
+from tacit.runs.plan import prepare
+from tacit.runs.watchers import Silence
 from tacit.sites.envelope import from_record, to_record
 from tacit.sites.rehearse import write_parties
 from tacit.sites.site import Settings, Site

@@ -19,9 +19,9 @@ import torch
 from benchmarks.round import SHARED
 from benchmarks.running import Rounds, open_rounds
 from benchmarks.timing import Row, interleaved, ratio, single_thread, timed
+from tacit.config.resolve import resolve
 from tacit.core import payload
-from tacit.core.settings import resolve
-from tacit.engine.loop import prepare
+from tacit.runs.plan import prepare
 
 TITLE = "Two workers"
 

@@ -6,48 +6,112 @@ run["accuracy"]                       # by round, as an array
 run.records                           # all rounds, as a DataFrame if pandas is there
 run.predict("new-images/").labels     # the class of each image, by name
 run.plot()                            # the figures by round (needs matplotlib)
+
+The author of a method needs two lines:
+
+from tacit import Client, Hub, Method, Payload, Reply, Task, Weights, mean_model
+from tacit.pieces import aggregate, train   # and whatever else is there to build with
 """
 
-from pathlib import Path
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from tacit.version import __version__
 
+# Where each public name lives. They are imported when they are asked for: `tacit --help` need not wait for torch.
+_HOMES = {
+    "tacit.api": ("load", "run"),
+    "tacit.config.resolve": ("resolve",),
+    "tacit.contract.method": (
+        "AtLeastOne",
+        "Count",
+        "Method",
+        "NotNegative",
+        "Positive",
+        "Reply",
+        "Share",
+        "Stage",
+        "Task",
+        "mean_model",
+    ),
+    "tacit.contract.parties": ("Client", "Hub", "Labeled", "Shard", "Side"),
+    "tacit.core.errors": ("TacitError",),
+    "tacit.core.payload": ("Payload", "Weights", "number_in", "tensor_in", "weights_in"),
+    "tacit.core.settings": ("Experiment",),
+    "tacit.inference.model": ("Model", "load_model"),
+    "tacit.inference.notebook": ("NotebookRun",),
+    "tacit.inference.predict": ("Predictions",),
+    "tacit.methods": ("find_method", "known_methods"),
+}
 
-def run(
-    recipe: str | Path | dict[str, Any] = "",
-    *,
-    out: str | Path | None = None,
-    resume: bool = False,
-    quiet: bool = True,
-    **settings: Any,
-) -> Any:
-    """Run an experiment and return it as a `tacit.notebook.NotebookRun`: its records, its model, its figures.
-
-    `recipe` is the name of a recipe, a TOML file, or a dict of settings. Further settings are given by name, with
-    two underscores for the dot: `tacit.run("demo", train__lr=0.1)`. Without `out` the run gets a folder of its own
-    under runs/.
-    """
-    from tacit.config.recipes import load_recipe
-    from tacit.core.settings import resolve
-    from tacit.engine.loop import run_experiment
-    from tacit.runs.folder import default_out
-
-    base = recipe if isinstance(recipe, dict) else load_recipe(str(recipe)) if recipe else {}
-    experiment = resolve(base, {name.replace("__", "."): value for name, value in settings.items()})
-    name = "" if isinstance(recipe, dict) else str(recipe)
-    folder = Path(out) if out is not None else default_out(name or experiment.method["name"], experiment.seed)
-    watcher = None
-    if not quiet:
-        from tacit.core.console import SafeConsole
-        from tacit.runs.progress import watcher_for
-
-        watcher = watcher_for(SafeConsole(soft_wrap=False))
-    return load(run_experiment(experiment, folder, resume=resume, watcher=watcher).folder)
-
-
-def load(folder: str | Path) -> Any:
-    """A run that is already there."""
+if TYPE_CHECKING:
+    from tacit.api import load, run
+    from tacit.config.resolve import resolve
+    from tacit.contract.method import (
+        AtLeastOne,
+        Count,
+        Method,
+        NotNegative,
+        Positive,
+        Reply,
+        Share,
+        Stage,
+        Task,
+        mean_model,
+    )
+    from tacit.contract.parties import Client, Hub, Labeled, Shard, Side
+    from tacit.core.errors import TacitError
+    from tacit.core.payload import Payload, Weights, number_in, tensor_in, weights_in
+    from tacit.core.settings import Experiment
+    from tacit.inference.model import Model, load_model
     from tacit.inference.notebook import NotebookRun
+    from tacit.inference.predict import Predictions
+    from tacit.methods import find_method, known_methods
 
-    return NotebookRun(folder)
+__all__ = [
+    "AtLeastOne",
+    "Client",
+    "Count",
+    "Experiment",
+    "Hub",
+    "Labeled",
+    "Method",
+    "Model",
+    "NotNegative",
+    "NotebookRun",
+    "Payload",
+    "Positive",
+    "Predictions",
+    "Reply",
+    "Shard",
+    "Share",
+    "Side",
+    "Stage",
+    "TacitError",
+    "Task",
+    "Weights",
+    "__version__",
+    "find_method",
+    "known_methods",
+    "load",
+    "load_model",
+    "mean_model",
+    "number_in",
+    "resolve",
+    "run",
+    "tensor_in",
+    "weights_in",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'tacit' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

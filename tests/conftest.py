@@ -12,8 +12,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from runs import TINY
-from tacit.core.settings import resolve
-from tacit.engine.loop import run_experiment
+from tacit.config.resolve import resolve
+from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
 
 torch.set_num_threads(1)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tacit.config.resolve import resolve
 from tacit.contract.parties import Client, Hub, Moment, Workbench
-from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine.loop import Plan, prepare
 from tacit.runs.folder import Run
+from tacit.runs.plan import Plan, prepare
 
 TINY = {"data.subset": 400, "data.test_subset": 200}
 

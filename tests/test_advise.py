@@ -9,13 +9,14 @@ from typer.testing import CliRunner
 
 from pictures import SITES, write_sites
 from tacit.cli.app import app
-from tacit.core.settings import resolve
+from tacit.config.resolve import resolve
 from tacit.data.sources import load
-from tacit.engine.loop import prepare, run_experiment
+from tacit.engine.run import run_experiment
 from tacit.inference.advice import margins, worth_labelling
 from tacit.inference.advise import advise
 from tacit.inference.model import load_model
 from tacit.runs.folder import Run
+from tacit.runs.plan import prepare
 
 
 def test_the_smallest_margin_first_within_a_class() -> None:

@@ -15,11 +15,13 @@ import pytest
 import tacit.data.own
 import tacit.data.sources
 from tacit.cli.app import main
-from tacit.contract.method import find_method, known_methods
+from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
-from tacit.core.memory import check_images, machine_memory
-from tacit.core.settings import Experiment, known_keys, parse_setting, resolve
-from tacit.engine.loop import prepare, run_experiment
+from tacit.core.memory_bounds import check_images, machine_memory
+from tacit.core.settings import Experiment, known_keys, parse_setting
+from tacit.engine.run import run_experiment
+from tacit.methods import find_method, known_methods
+from tacit.runs.plan import prepare
 
 Ended = Callable[..., str]
 

@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tacit.cli.app import main
-from tacit.core.settings import resolve
-from tacit.engine.loop import run_experiment
+from tacit.config.resolve import resolve
+from tacit.engine.run import run_experiment
 from tacit.inference.export import export
 from tacit.inference.model import load_model
 

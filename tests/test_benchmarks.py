@@ -12,10 +12,10 @@ import torch
 from benchmarks import __main__ as bench
 from benchmarks import buffers, clients, engine, inference, reference, round, simulation, timing, views, workers
 from benchmarks.timing import Row, Spent
-from tacit.core.settings import resolve
+from tacit.config.resolve import resolve
 from tacit.data.federation import Federation
-from tacit.engine.loop import prepare
 from tacit.pieces import train
+from tacit.runs.plan import prepare
 
 DIGITS: dict[str, Any] = {"data.name": "digits", "data.clients": 3, "data.subset": 60, "train.batch": 8}
 NARROW = {**DIGITS, "net.name": "cnn-4"}

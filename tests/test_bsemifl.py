@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 
 from runs import TINY
+from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client, Hub, Labelling, Moment, Workbench
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload, tensor_in, weights_in
-from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine.loop import Plan, prepare, run_experiment
+from tacit.engine.run import run_experiment
 from tacit.evaluation.scores import audit, sum_up
 from tacit.methods.bsemifl import BSemiFL, Strategy, closeness, ensemble, share_by_closeness
 from tacit.methods.semifl import SemiFL
 from tacit.runs.folder import Run
+from tacit.runs.plan import Plan, prepare
 
 Tiny = Callable[..., Run]
 World = tuple[Plan, Federation]
@@ -287,10 +288,10 @@ def test_static_bn_keeps_each_model_its_own_statistics(tmp_path: Path) -> None:
 
 def test_presets_and_placement() -> None:
     paper = resolve({"method.name": "bsemifl"})
-    assert paper.build_method() == BSemiFL()
+    assert build_method(paper) == BSemiFL()
     assert (paper.train.batch, paper.train.epochs, paper.train.lr, paper.train.momentum) == (10, 5, 0.03, 0.9)
     assert (BSemiFL().threshold, BSemiFL().warmup, BSemiFL().weigh, BSemiFL().mix) == (0.7, 20, "accepted", 0.0)
-    base = resolve({"method.name": "bsemifl", "method.preset": "semifl-base"}).build_method()
+    base = build_method(resolve({"method.name": "bsemifl", "method.preset": "semifl-base"}))
     assert (base.mix, base.mix_shape, base.server_momentum) == (1.0, SemiFL().mix_shape, SemiFL().server_momentum)
     with pytest.raises(TacitError, match=r'It needs "server"'):
         resolve({"method.name": "bsemifl", "data.placement": "clients"})

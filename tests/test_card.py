@@ -13,13 +13,14 @@ import torch
 from pictures import SITES, write_sites
 from tacit.card.document import Document, Table, Text
 from tacit.card.plot import calibration_plot
-from tacit.core.settings import resolve
+from tacit.config.resolve import resolve
 from tacit.data.sources import load
-from tacit.engine.loop import prepare, run_experiment
+from tacit.engine.run import run_experiment
 from tacit.evaluation.metrics import confusion, expected_calibration_error, reliability, wilson_interval
-from tacit.inference.handover import measure
+from tacit.inference.measure import measure
 from tacit.inference.model import load_model
 from tacit.runs.folder import Run
+from tacit.runs.plan import prepare
 
 FILES = ("card.md", "card.html", "calibration.svg", "model.json", "evaluation.json")
 
@@ -135,7 +136,7 @@ def test_a_card_is_written_after_a_resume_too(tiny: Callable[..., Run]) -> None:
 
 def test_a_hundred_parties_are_summed_up() -> None:
     from tacit.card.content import card
-    from tacit.inference.handover import describe
+    from tacit.inference.measure import describe
 
     plan = prepare(resolve({"method.preset": "smoke", "data.clients": 60, "data.min_size": 1, "data.partition": "iid"}))
     probs = torch.full((len(plan.split.test), 10), 0.1)

@@ -11,11 +11,12 @@ import torch
 from test_resume import SETTINGS, rounds_done, start, wait_for
 
 from runs import TINY, digest, timeless
+from tacit.config.resolve import resolve
 from tacit.contract import parties
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
 from tacit.core.payload import tensor_in, weights_in
-from tacit.core.settings import Net, Participation, Train, resolve
+from tacit.core.settings import Net, Participation, Train
 from tacit.methods.cbafed import CBAFed, CBAFedWarmUp
 from tacit.pieces.train import weights_of
 from tacit.runs.folder import Run
@@ -364,7 +365,7 @@ def test_the_record_of_a_round(tiny: Tiny) -> None:
 def test_killed_in_the_warm_up_and_in_the_main_stage_it_goes_on_exactly(tmp_path: Path) -> None:
     changes = {"method.name": "cbafed", "data.placement": "some-clients", "method.warmup": 3, "rounds": 3}
     changes |= {"method.warmup_epochs": 40, "method.labeled_epochs": 40}  # long enough to be hit
-    from tacit.engine.loop import run_experiment
+    from tacit.engine.run import run_experiment
 
     whole = run_experiment(resolve({**SETTINGS, **changes}), tmp_path / "whole")
     folder = tmp_path / "run"

@@ -113,7 +113,7 @@ def test_methods_tell_what_travels() -> None:
 
 def test_recipes_are_listed_and_resolve() -> None:
     from tacit.config.recipes import known_recipes, load_recipe
-    from tacit.core.settings import resolve
+    from tacit.config.resolve import resolve
 
     output = quick("recipes")
     for name in known_recipes():

@@ -36,12 +36,14 @@ from tacit.compare.results import (
 from tacit.compare.rows import Job, Row, identity, line_up
 from tacit.compare.t_test import paired_test, two_sided
 from tacit.config.recipes import known_recipes, load_recipe
+from tacit.config.resolve import resolve
 from tacit.config.scale import scaled
 from tacit.core.errors import TacitError
-from tacit.core.settings import Experiment, resolve
-from tacit.engine.loop import prepare, run_experiment
+from tacit.core.settings import Experiment
+from tacit.engine.run import run_experiment
 from tacit.report.collect import collect
 from tacit.runs.folder import Run
+from tacit.runs.plan import prepare
 
 APP = complete()
 SMOKE = {"method.preset": "smoke", "data.placement": "clients", "data.cover": 0, "rounds": 2, **TINY}

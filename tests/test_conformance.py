@@ -9,14 +9,18 @@ import pytest
 import torch
 
 from runs import TINY, digest, timeless
-from tacit.contract.method import PLACEMENTS, Method, Reply, Stage, Task, find_method, known_methods
+from tacit.config.resolve import build_method, resolve
+from tacit.contract.method import PLACEMENTS, Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Hub, Moment
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload
-from tacit.core.settings import Experiment, resolve
-from tacit.engine.loop import Silence, run_experiment, stages_of
+from tacit.core.settings import Experiment
+from tacit.engine.run import run_experiment
+from tacit.methods import find_method, known_methods
 from tacit.runs.folder import Run
+from tacit.runs.plan import stages_of
+from tacit.runs.watchers import Silence
 
 PAIRS = [(name, place) for name in known_methods() for place in find_method(name).placements]
 every_method = pytest.mark.parametrize("name", known_methods())
@@ -227,7 +231,7 @@ def test_presets_and_papers(name: str) -> None:
     for preset in method.presets:
         for placement in method.placements:
             experiment = resolve({"method.name": name, "method.preset": preset, "data.placement": placement})
-            assert experiment.build_method() == resolve(experiment.to_dict()).build_method()
+            assert build_method(experiment) == build_method(resolve(experiment.to_dict()))
     assert method.citation
     assert method.__doc__
     page = Path(__file__).parent.parent / "docs" / "methods" / f"{name}.md"

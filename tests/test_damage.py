@@ -13,14 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.kills import DAMAGES, Heard, Stop, experiment_of, files_of, outcome, verdict
+from tacit.config.resolve import resolve
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.files import beside, sweep, write_atomically
-from tacit.core.settings import Keep, resolve
-from tacit.engine.loop import Silence, run_experiment
-from tacit.runs.folder import Run, check_run, roll_back
+from tacit.core.settings import Keep
+from tacit.engine.run import run_experiment
+from tacit.runs.folder import Run
+from tacit.runs.integrity import check_run
 from tacit.runs.manifest import Manifest, load_manifest
 from tacit.runs.memory import Kept
+from tacit.runs.watchers import Silence
+from tacit.runs.writer import roll_back
 
 # A stage before the method, a memory at each client.
 SETTINGS = {"keep.checkpoints": 2, "data.subset": 200, "data.test_subset": 100}

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tacit.config.recipes import known_recipes, load_recipe
+from tacit.config.resolve import resolve
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
 from tacit.core.payload import Payload, tensor_in, weights_in
-from tacit.core.settings import Net, Participation, Train, resolve
+from tacit.core.settings import Net, Participation, Train
 from tacit.methods.ddrfed.ddrfed import (
     DDRFed,
     Tally,

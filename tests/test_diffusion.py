@@ -17,13 +17,14 @@ from typer.testing import CliRunner
 
 from runs import TINY
 from tacit.cli.app import app
+from tacit.config.resolve import resolve
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import tensor_in, weights_in
-from tacit.core.settings import Net, Participation, Train, resolve
-from tacit.engine.loop import run_experiment
+from tacit.core.settings import Net, Participation, Train
+from tacit.engine.run import run_experiment
 from tacit.methods.ddrfed.diffusion import add_noise, ddim_step, ddpm_step, image_shares, times_back
 from tacit.methods.ddrfed.gdgm import Diffusion, Generation
 from tacit.nets.unet import build_unet

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from tacit.contract.method import find_method, known_methods
-from tacit.core.settings import resolve
-from tacit.engine.loop import run_experiment
+from tacit.config.resolve import resolve
+from tacit.engine.run import run_experiment
+from tacit.methods import find_method, known_methods
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,7 +16,8 @@ from tacit.contract.method import Method, Reply, Task
 from tacit.contract.parties import RECORDED, Hub
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload
-from tacit.engine.loop import flaw, report
+from tacit.engine.summary import summarize
+from tacit.engine.validation import refusal_reason
 from tacit.methods.fedavg import FedAvg
 from tacit.runs.folder import Run
 
@@ -31,8 +32,9 @@ def test_the_same_experiment_twice_gives_the_same_bytes(tiny: Tiny) -> None:
 
 
 def test_the_resolved_experiment_reproduces_the_run(tiny: Tiny, tmp_path: Path) -> None:
-    from tacit.core.settings import read_toml, resolve
-    from tacit.engine.loop import run_experiment
+    from tacit.config.resolve import resolve
+    from tacit.core.settings import read_toml
+    from tacit.engine.run import run_experiment
 
     first = tiny("fixmatch", "server", name="a")
     again = run_experiment(resolve(read_toml(first.folder / "experiment.toml")), tmp_path / "b")
@@ -135,7 +137,7 @@ class Bad(FedAvg):
 def test_a_bad_reply_is_named_and_does_not_reach_the_mean(
     harm: str, why: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.core.settings.Experiment.build_method", lambda self, kind=None: Bad(harm=harm))
+    monkeypatch.setattr("tacit.runs.plan.build_method", lambda experiment, kind=None: Bad(harm=harm))
     run = tiny("fedavg", "clients", rounds=1)
     record = run.records[0]
     assert [refusal["client"] for refusal in record["refused"]] == [1]
@@ -148,11 +150,19 @@ def test_declared_kinds_are_checked() -> None:
     sends = {"share": "[K]", "matrix": "[K,K]", "count": "number", "extra?": "[K]"}
     good = {"share": torch.zeros(3), "matrix": torch.zeros(3, 3), "count": 2}
     task = Task(0, {})
-    assert flaw(sends, task, Reply(send=good, examples=1), {}, 3) == ""
-    assert "expected [3]" in flaw(sends, task, Reply(send={**good, "share": torch.zeros(4)}, examples=1), {}, 3)
-    assert "expected [3, 3]" in flaw(sends, task, Reply(send={**good, "matrix": torch.zeros(3)}, examples=1), {}, 3)
-    assert "not a number" in flaw(sends, task, Reply(send={**good, "count": torch.zeros(1)}, examples=1), {}, 3)
-    assert "expected [3]" in flaw(sends, task, Reply(send={**good, "extra": torch.zeros(1)}, examples=1), {}, 3)
+    assert refusal_reason(sends, task, Reply(send=good, examples=1), {}, 3) == ""
+    assert "expected [3]" in refusal_reason(
+        sends, task, Reply(send={**good, "share": torch.zeros(4)}, examples=1), {}, 3
+    )
+    assert "expected [3, 3]" in refusal_reason(
+        sends, task, Reply(send={**good, "matrix": torch.zeros(3)}, examples=1), {}, 3
+    )
+    assert "not a number" in refusal_reason(
+        sends, task, Reply(send={**good, "count": torch.zeros(1)}, examples=1), {}, 3
+    )
+    assert "expected [3]" in refusal_reason(
+        sends, task, Reply(send={**good, "extra": torch.zeros(1)}, examples=1), {}, 3
+    )
 
 
 def test_a_failing_client_says_where(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +176,7 @@ def test_a_failing_client_says_where(tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_method_without_client_code_says_so(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.core.settings.Experiment.build_method", lambda self, kind=None: Method())
+    monkeypatch.setattr("tacit.runs.plan.build_method", lambda experiment, kind=None: Method())
     with pytest.raises(TacitError, match="does not define client_train"):
         tiny("fedavg", "clients")
 
@@ -195,11 +205,11 @@ def test_clients_models_can_be_evaluated_too(tiny: Tiny) -> None:
 
 def test_reporting_rules() -> None:
     rounds = [{"round": r, "accuracy": a} for r, a in enumerate([0.1] * 5 + [0.9] + [0.5] * 10)]
-    assert report(rounds, "best")["accuracy"] == 0.9
-    assert report(rounds, "best")["reported_rounds"] == [5]
-    assert report(rounds, "last-10")["accuracy"] == pytest.approx(0.5)
-    assert report(rounds, "last-10")["accuracy_std"] == pytest.approx(0.0)
-    assert report([], "last")["accuracy"] is None
+    assert summarize(rounds, "best")["accuracy"] == 0.9
+    assert summarize(rounds, "best")["reported_rounds"] == [5]
+    assert summarize(rounds, "last-10")["accuracy"] == pytest.approx(0.5)
+    assert summarize(rounds, "last-10")["accuracy_std"] == pytest.approx(0.0)
+    assert summarize([], "last")["accuracy"] is None
 
 
 def test_threads_are_given_back(tiny: Tiny) -> None:

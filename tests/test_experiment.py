@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
-from tacit.core.settings import Experiment, differences, known_keys, parse_setting, pick_device, read_toml, resolve
+from tacit.core.machine import pick_device
+from tacit.core.settings import Experiment, differences, known_keys, parse_setting, read_toml
 
 MISTAKES = [
     ({"data.alhpa": 0.1}, "There is no setting 'data.alhpa'. Did you mean 'data.alpha'?"),

@@ -63,8 +63,8 @@ def test_more_labels_are_better(tiny: Tiny) -> None:
 
 
 def test_residual_every_zero_is_refused() -> None:
+    from tacit.config.resolve import resolve
     from tacit.core.errors import TacitError
-    from tacit.core.settings import resolve
 
     with pytest.raises(TacitError, match=r"method\.residual_every = 0: input should be greater than or equal to 1"):
         resolve({"method": "fedavg", "method.residual_every": 0})

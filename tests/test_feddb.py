@@ -9,18 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client, Hub, Moment, Workbench
 from tacit.core.payload import tensor_in, weights_in
-from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine.loop import Plan, prepare, run_experiment
+from tacit.engine.run import run_experiment
 from tacit.methods.feddb import FedDB, cross_entropy_parts, descend_in_parts, parallel_batches
 from tacit.nets.optimizer import sgd
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias
 from tacit.pieces.label import confident
 from tacit.runs.folder import Run
+from tacit.runs.plan import Plan, prepare
 
 Tiny = Callable[..., Run]
 MOMENT = Moment("main", 0, 10, 0)
@@ -400,7 +401,7 @@ def test_the_recipes_name_every_row_of_table_4() -> None:
                 name = f"feddb/table{table}/{data}-{row}"
                 assert name in known_recipes()
                 experiment = resolve(load_recipe(name))
-                method = experiment.build_method()
+                method = build_method(experiment)
                 assert (method.debias, method.dma) == expected
                 assert experiment.paper.accuracy
                 assert experiment.data.name == data

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from runs import TINY
 from tacit.config.recipes import known_recipes, load_recipe
+from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client, Hub, Moment, Workbench
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
-from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine.loop import Plan, prepare
 from tacit.methods.fedmatch import (
     Decomposed,
     FedMatch,
@@ -36,6 +35,7 @@ from tacit.methods.fedmatch import (
 from tacit.nets.optimizer import descend, sgd
 from tacit.pieces.aggregate import stacked
 from tacit.runs.folder import Run
+from tacit.runs.plan import Plan, prepare
 
 Tiny = Callable[..., Run]
 
@@ -343,7 +343,7 @@ def test_the_recipes_name_its_rows() -> None:
             for row, debias in (("fedmatch", False), ("fedmatch-feddpl", True)):
                 experiment = resolve(load_recipe(f"feddb/table{table}/{data}-{row}"))
                 beside = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
-                assert experiment.build_method().debias == debias
+                assert build_method(experiment).debias == debias
                 assert (experiment.data, experiment.rounds) == (beside.data, beside.rounds)
                 assert (experiment.train.epochs, experiment.train.lr) == (5, 0.03)
                 assert experiment.paper.accuracy

@@ -9,15 +9,15 @@ import torch
 
 from runs import TINY
 from tacit.config.recipes import load_recipe
+from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply
 from tacit.contract.parties import Hub, Moment, Workbench
 from tacit.core.payload import Weights, weights_in
-from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine.loop import Plan, prepare
 from tacit.methods.fedrgd import FedRGD
 from tacit.pieces.aggregate import gradient_diversity, group_mean, stacked, unstacked, weighted_mean
 from tacit.runs.folder import Run
+from tacit.runs.plan import Plan, prepare
 
 Tiny = Callable[..., Run]
 
@@ -174,7 +174,7 @@ def test_the_recipes_name_its_rows() -> None:
             for row, debias in (("fedrgd", False), ("fedrgd-feddpl", True)):
                 experiment = resolve(load_recipe(f"feddb/table{table}/{data}-{row}"))
                 beside = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
-                assert experiment.build_method().debias == debias
+                assert build_method(experiment).debias == debias
                 assert (experiment.data, experiment.rounds) == (beside.data, beside.rounds)
                 assert experiment.net.norm == "gn"
                 assert experiment.paper.accuracy

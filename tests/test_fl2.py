@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runs import World, client, hub, world_of
+from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply, Task
 from tacit.core.payload import Weights, weights_in
-from tacit.core.settings import resolve
 from tacit.methods import fl2
 from tacit.methods.fl2 import ETA, FL2, asam_perturbation, consistency_term, masked_divergence, sharpness_consistency
 from tacit.methods.semifl import SemiFL, fit_fix_and_mix
@@ -316,12 +316,12 @@ def test_with_batch_norm_in_every_placement(tiny: Tiny, bn: str) -> None:
 
 def test_presets() -> None:
     paper = resolve({"method.name": "fl2"})
-    assert paper.build_method() == FL2()
+    assert build_method(paper) == FL2()
     assert (paper.train.batch, paper.train.epochs, paper.train.schedule, paper.net.bn) == (32, 5, "cosine", "static")
     assert (FL2().radius, FL2().threshold, FL2().server_momentum, FL2().mix) == (0.1, 0.95, 0.5, 0.0)
     released = resolve({"method.name": "fl2", "method.preset": "released"})
     assert (released.train.clip, released.train.schedule, released.views.strong) == (1.0, "constant", "ssl")
-    assert released.build_method() == FL2(warmup=10, keep_momentum=True)
+    assert build_method(released) == FL2(warmup=10, keep_momentum=True)
 
 
 def test_the_recipes_name_its_row_of_bsemifls_table() -> None:
@@ -330,4 +330,4 @@ def test_the_recipes_name_its_row_of_bsemifls_table() -> None:
     for data, shards, accuracy in (("cifar10", 2, 60.63), ("svhn", 8, 87.59), ("cifar100", 4, 28.47)):
         experiment = resolve(load_recipe(f"bsemifl/table1/{data}-shards{shards}-fl2"))
         assert (experiment.paper.accuracy, experiment.data.shards) == (accuracy, shards)
-        assert experiment.build_method() == FL2(radius=1.0 if data == "cifar100" else 0.1)
+        assert build_method(experiment) == FL2(radius=1.0 if data == "cifar100" else 0.1)

@@ -18,16 +18,22 @@ from test_sites import Here
 from runs import digest
 from tacit.backends import LocalBackend
 from tacit.backends.base import unsendable
-from tacit.contract.method import Reply, Task, find_method, known_methods
+from tacit.config.resolve import resolve
+from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Moment
 from tacit.core import payload
 from tacit.core.payload import Payload
-from tacit.core.settings import Experiment, resolve
+from tacit.core.settings import Experiment
 from tacit.data.federation import Federation
-from tacit.engine.loop import Engine, Silence, prepare, run_experiment
+from tacit.engine.loop import Engine
+from tacit.engine.run import run_experiment
+from tacit.methods import find_method, known_methods
 from tacit.pieces.train import weights_of
-from tacit.runs.folder import OpenRun, Run
+from tacit.runs.folder import Run
 from tacit.runs.memory import Kept
+from tacit.runs.plan import prepare
+from tacit.runs.watchers import Silence
+from tacit.runs.writer import OpenRun
 from tacit.sites.jobs import Job
 from tacit.sites.rehearse import write_parties
 from tacit.sites.server import run_at_sites

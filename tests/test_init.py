@@ -13,13 +13,14 @@ from pictures import SITES, save, write_sites
 from tacit.cli.app import app
 from tacit.cli.init import sites_in
 from tacit.config.propose import parties, propose
+from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
-from tacit.core.settings import Experiment, resolve
+from tacit.core.settings import Experiment
 from tacit.data.federation import load_dataset
 from tacit.data.own import inspect, inspect_sites, load_sites
 from tacit.data.sources import load
 from tacit.data.split import class_table, make_split
-from tacit.engine.loop import prepare
+from tacit.runs.plan import prepare
 
 DIGITS = load("digits")
 

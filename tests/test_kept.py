@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from runs import TINY, digest, timeless
+from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload
-from tacit.core.settings import Experiment, Keep, resolve
-from tacit.engine.loop import run_experiment
+from tacit.core.settings import Experiment, Keep
+from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
 from tacit.runs.memory import Kept
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from tacit.contract.kinds import Party, parse
-from tacit.contract.method import Reply, Task, find_method, known_methods
+from tacit.contract.method import Reply, Task
 from tacit.core.errors import TacitError
 from tacit.core.payload import Value
-from tacit.engine.loop import flaw
+from tacit.engine.validation import refusal_reason
+from tacit.methods import find_method, known_methods
 
 K = 3
 MODEL = {"w": torch.ones(2, 2), "bn.running_var": torch.ones(2), "bn.num_batches_tracked": torch.tensor(7)}
@@ -19,7 +20,7 @@ def refused(kind: str, value: Value | None, examples: float = 1, **party: float 
     """Why a reply with this value under the name x is refused; '' if it is not."""
     reply = Reply(send={} if value is None else {"x": value}, examples=examples)
     known: dict = {"most": 100, **party}
-    return flaw({"x": kind}, Task(0, {"x": MODEL}), reply, {}, K, Party(**known))
+    return refusal_reason({"x": kind}, Task(0, {"x": MODEL}), reply, {}, K, Party(**known))
 
 
 GOOD: list[tuple[str, Value]] = [

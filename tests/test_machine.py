@@ -9,14 +9,16 @@ import torch
 
 from runs import TINY
 from tacit import nets
+from tacit.config.resolve import resolve
 from tacit.core import payload
 from tacit.core.machine import cpu_type
-from tacit.core.settings import resolve
 from tacit.engine import loop
-from tacit.engine.loop import Plan, Silence, run_experiment
+from tacit.engine.run import run_experiment
 from tacit.methods.rscfed import model_distance
 from tacit.pieces.aggregate import gradient_diversity
 from tacit.pieces.train import weights_of
+from tacit.runs.plan import Plan
+from tacit.runs.watchers import Silence
 
 
 @pytest.mark.parametrize("name", ["cnn-16", "resnet18", "wrn-10-1", "vit-tiny"])

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from runs import World, client, hub, world_of
+from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client
 from tacit.core.errors import TacitError
 from tacit.core.payload import Weights, tensor_in, weights_in
-from tacit.core.settings import resolve
 from tacit.methods.pdcfed import (
     PDCFed,
     agreement,
@@ -250,11 +250,11 @@ def test_thresholds_the_wrong_way_round_are_refused() -> None:
 
 def test_presets() -> None:
     paper = resolve({"method.name": "pdcfed", "data.placement": "some-clients"})
-    assert paper.build_method() == PDCFed()
+    assert build_method(paper) == PDCFed()
     assert (paper.train.lr, paper.train.batch, paper.participation.count(10)) == (0.01, 128, 5)
     assert (PDCFed().threshold, PDCFed().lower, PDCFed().agreement, PDCFed().weight) == (0.85, 0.6, 0.6, 0.027)
     released = resolve({"method.name": "pdcfed", "method.preset": "released"})
-    assert released.build_method() == PDCFed(double_softmax=True, keep_momentum=True)
+    assert build_method(released) == PDCFed(double_softmax=True, keep_momentum=True)
     assert released.views.weak == "resize-crop"
 
 

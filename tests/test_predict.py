@@ -20,8 +20,8 @@ from tacit.core.errors import TacitError
 from tacit.data.sources import load
 from tacit.evaluation.metrics import accuracy, expected_calibration_error
 from tacit.inference.calibrate import at_temperature, fit_temperature
-from tacit.inference.handover import calibrated
 from tacit.inference.images import as_items, collect
+from tacit.inference.measure import calibrated
 from tacit.inference.model import load_model
 from tacit.inference.notebook import NotebookRun
 

@@ -10,9 +10,11 @@ import pytest
 
 from runs import TINY, digest, timeless
 from tacit.backends.ray import _ray
+from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
-from tacit.core.settings import Experiment, resolve
-from tacit.engine.loop import Silence, run_experiment
+from tacit.core.settings import Experiment
+from tacit.engine.run import run_experiment
+from tacit.runs.watchers import Silence
 
 try:
     ray = _ray("")  # as a run does, with a token of its own

@@ -20,17 +20,19 @@ from typer.testing import CliRunner
 
 from runs import TINY
 from tacit.cli.app import app
+from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
-from tacit.core.settings import resolve
 from tacit.data.split import class_table, load_split
-from tacit.engine.loop import prepare, run_experiment
+from tacit.engine.run import run_experiment
 from tacit.report import thumbnails
 from tacit.report.collect import Collector, collect, find_runs
 from tacit.report.figures import read_figures
 from tacit.report.groups import group
 from tacit.report.page import FILES, SCRIPTS, build
 from tacit.report.serve import PageServer
-from tacit.runs.folder import OpenRun, Run, is_in_use
+from tacit.runs.folder import Run, is_in_use
+from tacit.runs.plan import prepare
+from tacit.runs.writer import OpenRun
 
 NASTY = '</script><img src=x onerror="document.title=1">{{style}} & <b>'
 

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from runs import TINY
-from tacit.core.settings import resolve
-from tacit.engine.loop import run_experiment
+from tacit.config.resolve import resolve
+from tacit.engine.run import run_experiment
 from tacit.report.collect import collect
 from tacit.report.page import build
 from tacit.runs.folder import Run

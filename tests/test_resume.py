@@ -16,11 +16,12 @@ import pytest
 
 from benchmarks.machine import descendants
 from runs import TINY, digest, timeless
+from tacit.config.resolve import resolve
 from tacit.contract.parties import Moment
 from tacit.core.errors import TacitError
-from tacit.core.settings import resolve
-from tacit.engine.loop import Silence, run_experiment
+from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
+from tacit.runs.watchers import Silence
 
 SETTINGS = {
     "method.name": "fixmatch",

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runs import TINY, digest, timeless
+from tacit.config.resolve import resolve
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client, Hub, Moment, Workbench
 from tacit.core.payload import Payload, tensors, weights_in
-from tacit.core.settings import Participation, resolve
-from tacit.engine.loop import run_experiment
+from tacit.core.settings import Participation
+from tacit.engine.run import run_experiment
 from tacit.methods.rscfed import RSCFed, distance_shares, model_distance
 from tacit.nets.optimizer import sgd
 from tacit.pieces.consistency import TwoViews

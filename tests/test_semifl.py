@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from runs import TINY
+from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client, Hub, Moment, Workbench
 from tacit.core.payload import Weights, weights_in
-from tacit.core.settings import resolve
 from tacit.data.federation import Federation
-from tacit.engine.loop import Plan, prepare
 from tacit.methods import semifl
 from tacit.methods.semifl import SemiFL, beta_share, fit_fix_and_mix, mix_set
 from tacit.nets.optimizer import give_momentum, momentum_of, sgd
@@ -22,6 +21,7 @@ from tacit.nets.statistics import pooled_statistics, recompute_statistics
 from tacit.pieces.label import PseudoLabels
 from tacit.pieces.train import weights_of
 from tacit.runs.folder import Run
+from tacit.runs.plan import Plan, prepare
 
 Tiny = Callable[..., Run]
 
@@ -316,11 +316,11 @@ def test_debiased_labels() -> None:
 def test_presets() -> None:
     paper = resolve({"method.name": "semifl"})
     assert (paper.train.batch, paper.train.epochs, paper.net.norm, paper.net.bn) == (10, 5, "bn", "static")
-    assert paper.build_method() == SemiFL()
+    assert build_method(paper) == SemiFL()
     released = resolve({"method.name": "semifl", "method.preset": "released"})
     assert (released.train.schedule, released.train.clip, released.train.nesterov) == ("cosine", 1.0, True)
     assert released.views.strong == "semifl-legacy"
-    assert released.build_method() == SemiFL(keep_momentum=True)
+    assert build_method(released) == SemiFL(keep_momentum=True)
 
 
 def test_static_bn_in_every_placement(tiny: Tiny) -> None:

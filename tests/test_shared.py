@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from runs import TINY, digest
-from tacit.core.settings import resolve
+from tacit.config.resolve import resolve
 from tacit.data.federation import adapt
 from tacit.data.shared import share
 from tacit.data.sources import load
-from tacit.engine.loop import run_experiment
+from tacit.engine.run import run_experiment
 
 
 def test_mapped_images_are_not_written_again(tmp_path: Path) -> None:

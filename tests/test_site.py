@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tacit.cli.app import complete
-from tacit.contract.method import known_methods
+from tacit.methods import known_methods
 
 ROOT = Path(__file__).parent.parent
 

@@ -17,14 +17,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from runs import TINY, digest
-from tacit.contract.method import find_method, known_methods
+from tacit.config.resolve import build_method, resolve
 from tacit.core import payload
 from tacit.core.errors import TacitError
-from tacit.core.settings import Experiment, resolve
+from tacit.core.settings import Experiment
 from tacit.data.party import facts_of
-from tacit.engine.loop import Plan, Silence, prepare, run_experiment
+from tacit.engine.run import run_experiment
+from tacit.methods import find_method, known_methods
 from tacit.runs.folder import Run
 from tacit.runs.memory import Kept
+from tacit.runs.plan import Plan, prepare
+from tacit.runs.watchers import Silence
 from tacit.sites.accept import Refusal, experiment_from_wire, for_sites, method_file
 from tacit.sites.backend import LEFT_OUT, PING, Federated, Grid, Silent, say_hello
 from tacit.sites.jobs import Job
@@ -131,7 +134,7 @@ def test_every_method_travels_in_its_one_form(name: str) -> None:
             wire = json.loads(json.dumps(for_sites(sent)))
             used, kind = experiment_from_wire(wire, find_method)
             assert kind is method
-            assert used.build_method() == sent.build_method()
+            assert build_method(used) == build_method(sent)
             same = {"seed", "rounds", "net", "train", "views", "participation", "keep", "method"}
             assert used.model_dump(include=same) == sent.model_dump(include=same)
 

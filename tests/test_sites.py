@@ -22,16 +22,20 @@ from PIL import Image
 from safetensors.torch import save
 
 from runs import TINY, digest
-from tacit.contract.method import Task, find_method, known_methods
+from tacit.config.resolve import resolve
+from tacit.contract.method import Task
 from tacit.core import payload
 from tacit.core.console import SafeConsole
 from tacit.core.errors import TacitError
 from tacit.core.payload import Limits
-from tacit.core.settings import Experiment, resolve
+from tacit.core.settings import Experiment
 from tacit.data.party import FACTS, Facts, facts_of, load_party, read_facts
-from tacit.engine.loop import Plan, Silence, prepare, run_experiment
+from tacit.engine.run import run_experiment
+from tacit.methods import find_method, known_methods
 from tacit.report.collect import collect
 from tacit.runs.folder import Run
+from tacit.runs.plan import Plan, prepare
+from tacit.runs.watchers import Silence
 from tacit.sites import process
 from tacit.sites.backend import Silent, read_reply
 from tacit.sites.home import init_server, init_site, read_home, site_home
@@ -154,7 +158,7 @@ def test_images_that_a_server_asks_for_must_fit_into_a_sites_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paint(tmp_path / "party" / "unlabeled" / "a.png", 3)
-    monkeypatch.setattr("tacit.core.memory.machine_memory", lambda: 1 << 20)
+    monkeypatch.setattr("tacit.core.memory_bounds.machine_memory", lambda: 1 << 20)
     load_party(tmp_path / "party", Facts(("a", "b"), 1, 64, (0.5,), (0.5,)))
     with pytest.raises(TacitError, match="images of 4096×4096 pixels"):
         load_party(tmp_path / "party", Facts(("a", "b"), 1, 4096, (0.5,), (0.5,)))
@@ -234,8 +238,8 @@ def test_sites_say_no_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.
     assert "a site takes no paths from elsewhere" in refusal(lie, sites)  # more in test_site_door.py
     monkeypatch.undo()
 
-    monkeypatch.setattr("tacit.sites.site.tacit.__version__", "9.9")
-    monkeypatch.setattr("tacit.sites.backend.tacit", type("Old", (), {"__version__": "0.0"}))
+    monkeypatch.setattr("tacit.sites.site.__version__", "9.9")
+    monkeypatch.setattr("tacit.sites.backend.__version__", "0.0")
     assert "it runs tacit 9.9, the server 0.0: install the same version" in refusal(job, sites)
 
 

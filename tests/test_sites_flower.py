@@ -16,8 +16,8 @@ from site_world import World, command_of, listening, memory_of, until
 
 from benchmarks.machine import descendants
 from runs import TINY, digest
-from tacit.core.settings import resolve
-from tacit.engine.loop import run_experiment
+from tacit.config.resolve import resolve
+from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
 from tacit.sites.control import Control
 from tacit.sites.guard import signature_headers

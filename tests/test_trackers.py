@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from runs import TINY, digest
+from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
-from tacit.core.settings import Experiment, resolve
-from tacit.engine.loop import Silence, run_experiment
+from tacit.core.settings import Experiment
+from tacit.engine.run import run_experiment
 from tacit.runs import trackers as module
 from tacit.runs.folder import Run
 from tacit.runs.trackers import TRACKERS, Together, Tracker, check_trackers, trackers
+from tacit.runs.watchers import Silence
 
 
 def experiment(**changes: Any) -> Experiment:

@@ -56,7 +56,7 @@ def _context() -> BaseContext:
 def _start(settings: dict[str, object], shared: SharedDataset, split: Path, kept: Path) -> None:
     """In a new process: map the engine's images and load the saved split."""
     global _worker, _stages
-    from tacit.engine.loop import stages_of
+    from tacit.runs.plan import stages_of
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine; it ends its workers itself
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -29,7 +29,7 @@ from tacit.evaluation.scores import PREDICT_BATCH
 from tacit.runs.memory import Census, Kept
 
 
-def _ray(address: str) -> Any:
+def connect(address: str) -> Any:
     if not address and "ray" not in sys.modules:  # it reads this once
         _own_token()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
@@ -55,7 +55,7 @@ class RayWorker:
     """Lives in a Ray actor. It has the data, but no disk: what a client keeps comes with its task and goes back."""
 
     def __init__(self, settings: dict[str, object], dataset: Dataset, split: Split) -> None:
-        from tacit.engine.loop import stages_of
+        from tacit.runs.plan import stages_of
 
         one_thread()
         experiment = Experiment.model_validate(settings)
@@ -79,7 +79,7 @@ class RayBackend:
     """Starts a Ray cluster here, or joins the one at `backend.address`, and keeps its workers for the whole run."""
 
     def __init__(self, experiment: Experiment, federation: Federation, kept: Path) -> None:
-        self.ray = ray = _ray(experiment.backend.address)
+        self.ray = ray = connect(experiment.backend.address)
         self.federation = federation
         self.kept = Kept(kept, experiment.keep)
         self.census = Census(self.kept)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +13,8 @@ from tacit.core.settings import Experiment
 from tacit.core.text import markdown
 from tacit.data.split import class_table, party_names
 from tacit.evaluation.metrics import wilson_interval
-
-if TYPE_CHECKING:
-    from tacit.engine.loop import Plan
-    from tacit.inference.model import Description
+from tacit.inference.model import Description
+from tacit.runs.plan import Plan
 
 MOST_PARTIES = 30  # more are summed up
 FEW_TEST_IMAGES, FEW_LABELS = 200, 10  # below this a card warns
@@ -28,11 +26,11 @@ HOLDERS = {
 
 
 def card(
-    plan: "Plan",
+    plan: Plan,
     summary: Mapping[str, Any],
     records: Sequence[Mapping[str, Any]],
     figures: Mapping[str, Any],
-    description: "Description",
+    description: Description,
 ) -> Document:
     """The card of a finished run. `figures` is what `tacit.use.handover.measure` found on the test images."""
     page = Document(f"Model card: {plan.experiment.title or f'{description.method} on {description.data}'}")
@@ -56,7 +54,7 @@ def per_cent(share: float | None, digits: int = 1) -> str:
     return "–" if share is None else f"{100 * share:.{digits}f} %"
 
 
-def _task(page: Document, plan: "Plan", summary: Mapping[str, Any], description: "Description") -> None:
+def _task(page: Document, plan: Plan, summary: Mapping[str, Any], description: Description) -> None:
     shown = ", ".join(map(markdown, description.classes[:20])) + (", …" if len(description.classes) > 20 else "")
     page.add(
         Heading("Task"),
@@ -70,10 +68,10 @@ def _task(page: Document, plan: "Plan", summary: Mapping[str, Any], description:
 
 def _result(
     page: Document,
-    plan: "Plan",
+    plan: Plan,
     summary: Mapping[str, Any],
     figures: Mapping[str, Any],
-    description: "Description",
+    description: Description,
 ) -> None:
     low, high = figures["interval"]
     confusion = np.array(figures["confusion"])
@@ -126,7 +124,7 @@ def _confused(confusion: np.ndarray, classes: Sequence[str]) -> list[Text]:
     return [Text(f"Most frequent mistakes: {', '.join(said)}.")] if said else []
 
 
-def _calibration(page: Document, figures: Mapping[str, Any], description: "Description") -> None:
+def _calibration(page: Document, figures: Mapping[str, Any], description: Description) -> None:
     page.add(Heading("How sure it is"))
     if figures["ece"] is None:
         page.add(Text("There are no test images, so nothing is known."))
@@ -154,7 +152,7 @@ def _calibration(page: Document, figures: Mapping[str, Any], description: "Descr
     )
 
 
-def _parties(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]]) -> None:
+def _parties(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) -> None:
     split = plan.split
     page.add(Heading("Data by party (counts only)"))
     answers = [sum(number in record["answered"] for record in records) for number in range(len(split.clients))]
@@ -179,7 +177,7 @@ def _parties(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]])
         page.add(Text(f"Of the data: {markdown(plan.dataset.note, 2000)}."))
 
 
-def _method(page: Document, plan: "Plan") -> None:
+def _method(page: Document, plan: Plan) -> None:
     experiment = plan.experiment
     method = plan.stages[-1].method
     options = ", ".join(
@@ -197,7 +195,7 @@ def _method(page: Document, plan: "Plan") -> None:
     )
 
 
-def _pseudo_labels(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]]) -> None:
+def _pseudo_labels(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) -> None:
     page.add(Heading("How pseudo-labels fared"))
     told = [record for record in records if record.get("kept_ratio") is not None]
     if not told:
@@ -224,7 +222,7 @@ def _right(record: Mapping[str, Any]) -> float | None:
     return right
 
 
-def _travel(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]]) -> None:
+def _travel(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) -> None:
     page.add(Heading("What left each client"))
     rows = []
     for stage in plan.stages:
@@ -246,7 +244,7 @@ def _travel(page: Document, plan: "Plan", records: Sequence[Mapping[str, Any]]) 
     )
 
 
-def _limits(page: Document, plan: "Plan", figures: Mapping[str, Any], description: "Description") -> None:
+def _limits(page: Document, plan: Plan, figures: Mapping[str, Any], description: Description) -> None:
     lines = [
         f"It knows the {len(description.classes)} classes above and no others: every image gets one of them. "
         "`tacit predict --abstain` leaves out what it is not sure of.",
@@ -271,7 +269,7 @@ def _limits(page: Document, plan: "Plan", figures: Mapping[str, Any], descriptio
     page.add(Heading("Limits"), Bullets([*lines, *(markdown(warning, 2000) for warning in plan.warnings)]))
 
 
-def _again(page: Document, plan: "Plan", summary: Mapping[str, Any]) -> None:
+def _again(page: Document, plan: Plan, summary: Mapping[str, Any]) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     cpus = " and ".join(summary.get("cpu", []))
     types = f" ({cpus}; another type of CPU gives slightly other numbers)" if cpus else ""

@@ -2,23 +2,23 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.text import Text
 
-import tacit
 from tacit.cli.inference import register as register_use
 from tacit.cli.init import register as register_init
+from tacit.cli.options import FromRound, Json, Quiet, Recipe, Set, Track, console, layers, view_of
 from tacit.cli.report import report, watch
-from tacit.core.console import SafeConsole
+from tacit.cli.running import run_and_show
 from tacit.core.errors import TacitError
 from tacit.core.text import safe, safe_lines
+from tacit.version import __version__
 
 if TYPE_CHECKING:
-    from tacit.runs.progress import View
+    pass
 
 app = typer.Typer(
     name="tacit",
@@ -31,39 +31,8 @@ app = typer.Typer(
     "and `tacit run RECIPE --dry-run`.",
 )
 
-Recipe = Annotated[str, typer.Argument(help="a recipe (`tacit recipes`), a TOML file, or a run folder to repeat")]
-Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="change one setting; repeat")]
-
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing but errors")]
-Json = Annotated[bool, typer.Option("--json", help="one JSON object a round on the standard output, then the summary")]
-Track = Annotated[
-    list[str] | None,
-    typer.Option("--track", metavar="NAME", help="also tell tensorboard, mlflow or wandb (docs/trackers.md); repeat"),
-]
-
-
-FromRound = Annotated[
-    int | None,
-    typer.Option(
-        min=0, metavar="N", help="go back to the state after N rounds of all stages (see keep.checkpoints) and go on"
-    ),
-]
-
 
 LONGEST_ERROR = 10_000  # characters of an error that are shown
-
-
-def console(error: bool = False) -> SafeConsole:
-    return SafeConsole(stderr=error)
-
-
-def layers(recipe: str, settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a recipe and those of the command line above them."""
-    from tacit.config.recipes import load_recipe
-    from tacit.core.settings import parse_setting
-
-    return (load_recipe(recipe) if recipe else {}), dict(parse_setting(text) for text in settings or [])
 
 
 @app.command(epilog="Example: `tacit run demo --set method.threshold=0.95 --out runs/mine`")
@@ -79,8 +48,9 @@ def run(
     track: Track = None,
 ) -> None:
     """Run an experiment."""
-    from tacit.core.settings import resolve
-    from tacit.runs.folder import default_out, roll_back
+    from tacit.config.resolve import resolve
+    from tacit.runs.folder import default_out
+    from tacit.runs.writer import roll_back
 
     view = view_of(quiet, json)
     experiment = resolve(*layers(recipe, set_))
@@ -98,67 +68,11 @@ def run(
     run_and_show(experiment, folder, resume, command_again(recipe, set_, folder, track), view=view, track=track or ())
 
 
-def view_of(quiet: bool, json: bool) -> "View":
-    if quiet and json:
-        raise TacitError("--quiet shows nothing and --json shows every round. Choose one of them.")
-    return "quiet" if quiet else "json" if json else "auto"
-
-
 def command_again(recipe: str, settings: list[str] | None, folder: Path, track: list[str] | None) -> str:
     sets = [word for text in settings or [] for word in ("--set", text)]
     tracks = [word for name in track or [] for word in ("--track", name)]
     words = ["tacit", "run", *([recipe] if recipe else []), *sets, *tracks, "--out", str(folder), "--resume"]
     return shlex.join(words)
-
-
-def run_and_show(
-    experiment: Any,
-    folder: Path,
-    resume: bool,
-    again: str,
-    label: str = "",
-    view: "View" = "auto",
-    track: Sequence[str] = (),
-    screen: SafeConsole | None = None,
-) -> Any:
-    """Run with progress; Ctrl-C says how to go on and exits with 130."""
-    from tacit.cli.data import load_shown
-    from tacit.engine.loop import run_experiment
-    from tacit.runs.checks import check_run
-    from tacit.runs.progress import print_json, watcher_for
-    from tacit.runs.trackers import Together, trackers
-
-    screen = screen or console(error=view != "auto")  # the standard output is for programs, or for nobody
-    check_run(experiment, folder)  # before data is fetched
-    watcher = Together(watcher_for(screen, label, view), *trackers(track, folder))
-    try:
-        if view == "auto" and not experiment.data.sites:
-            load_shown(experiment.data.name, screen)
-        finished = run_experiment(experiment, folder, resume=resume, watcher=watcher)
-    except KeyboardInterrupt:
-        watcher.close()
-        screen.print(f"\nStopped. All finished rounds are saved in {folder}. To go on:\n  {again}")
-        raise typer.Exit(130) from None
-    except Exception as error:
-        if (folder / "checkpoint").is_dir():  # shown below the traceback, where it is read
-            error.add_note(f"All finished rounds are saved in {folder}. When this is mended, go on with:\n  {again}")
-        raise
-    finally:
-        watcher.close()
-    summary = finished.summary or {}
-    if view == "json":
-        print_json({"kind": "summary", "folder": str(folder), **summary})
-    elif view == "auto" and not label:
-        if summary["accuracy"] is not None:
-            screen.print(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
-        screen.print(f"Written to {folder}")
-        if (folder / "card.html").is_file():
-            screen.print(
-                f"The model card: {folder / 'card.html'}. To use the model:\n"
-                f"  tacit predict {shlex.quote(str(folder))} IMAGES -o predictions.csv\n"
-                f"  tacit export {shlex.quote(str(folder))} --to onnx"
-            )
-    return finished
 
 
 @app.command()
@@ -170,7 +84,8 @@ def resume(
     track: Track = None,
 ) -> None:
     """Go on with a run that was stopped, with its own settings."""
-    from tacit.runs.folder import Run, roll_back
+    from tacit.runs.folder import Run
+    from tacit.runs.writer import roll_back
 
     again = shlex.join(["tacit", "resume", str(folder), *(word for name in track or [] for word in ("--track", name))])
     view = view_of(quiet, json)
@@ -182,7 +97,8 @@ def resume(
 @app.command("check-run", epilog="Example: `tacit check-run runs/mine`")
 def check(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
     """Compare everything in a run folder with what the run wrote; name what is damaged or missing (exit code 1)."""
-    from tacit.runs.folder import Run, check_run
+    from tacit.runs.folder import Run
+    from tacit.runs.integrity import check_run
 
     found = check_run(folder)
     for line in found:
@@ -234,8 +150,8 @@ def split(
 ) -> None:
     """Show who would hold what: clients × classes, labelled and unlabelled."""
     from tacit.cli.split import show_split, targets
-    from tacit.core.settings import resolve
-    from tacit.engine.loop import prepare
+    from tacit.config.resolve import resolve
+    from tacit.runs.plan import prepare
 
     if out is not None:
         targets(out)  # what cannot be written is told before any work
@@ -265,7 +181,7 @@ register_use(app)
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        print(f"tacit {tacit.__version__}")
+        print(f"tacit {__version__}")
         raise typer.Exit
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.text import Text
 
-from tacit.cli.app import Quiet, Set, Track, console, run_and_show
+from tacit.cli.options import Quiet, Set, Track, console
+from tacit.cli.running import run_and_show
 from tacit.core.console import SafeConsole, noted
 from tacit.core.text import markdown, safe_lines
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tacit.compare.results import Survey
     from tacit.compare.rows import Job, Row
     from tacit.compare.tables import Sheet
-    from tacit.runs.progress import View
+    from tacit.runs.progress import Display
 
 Format = Literal["console", "markdown", "csv", "latex", "json"]
 ENDINGS: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
@@ -51,7 +52,7 @@ def compare(
     from tacit.compare.rows import line_up
     from tacit.core.paths import check_file, check_folder
     from tacit.core.settings import parse_setting
-    from tacit.runs.checks import check_run
+    from tacit.engine.checks import check_run
     from tacit.runs.trackers import check_trackers
 
     check_trackers(track or ())
@@ -79,7 +80,7 @@ def compare(
     def run(job: "Job", label: str) -> None:
         left = sum(not one.finished for one in missing)
         shown = f"{label} ({len(missing) - left + 1} of {len(missing)})"
-        view: View = "quiet" if quiet else "auto"
+        view: Display = "quiet" if quiet else "auto"
         run_and_show(job.experiment, job.folder, True, again, shown, view, track or (), screen)
 
     if not dry_run:

@@ -6,16 +6,16 @@ from typing import Any
 
 from rich.text import Text
 
-from tacit.cli.app import run_and_show
 from tacit.cli.data import load_shown
+from tacit.cli.running import run_and_show
 from tacit.compare.results import bounds_of, results, survey
 from tacit.compare.rows import Job, Row
 from tacit.compare.tables import for_screen, sheet
 from tacit.config.recipes import load_recipe
+from tacit.config.resolve import resolve
 from tacit.core.console import SafeConsole, noted
 from tacit.core.errors import TacitError
 from tacit.core.payload import write_atomically
-from tacit.core.settings import resolve
 from tacit.runs.folder import Run
 
 

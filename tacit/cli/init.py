@@ -34,9 +34,9 @@ def init(
 
     from tacit.cli.data import fetch_bar
     from tacit.config.propose import propose
+    from tacit.config.resolve import resolve
     from tacit.core.paths import check_file, user_path
     from tacit.core.payload import write_atomically
-    from tacit.core.settings import resolve
     from tacit.data.own import inspect, inspect_sites
 
     console = SafeConsole()

@@ -10,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tacit.config.recipes import known_recipes
+from tacit.config.resolve import resolve
 from tacit.contract.kinds import parse
-from tacit.contract.method import PLACEMENTS, Method, find_method, known_methods
+from tacit.contract.method import PLACEMENTS, Method
 from tacit.core.console import SafeConsole
 from tacit.core.formatting import size_text
-from tacit.core.settings import resolve
 from tacit.core.text import safe, safe_lines
+from tacit.methods import find_method, known_methods
 
 
 def first_sentence(text: str | None) -> str:

@@ -14,10 +14,10 @@ from tacit.core.formatting import clock, size_text
 from tacit.core.settings import Experiment
 from tacit.data.catalogue import SOURCES
 from tacit.data.sources import is_here
-from tacit.engine.loop import Plan, prepare
 from tacit.nets.optimizer import descend, sgd
 from tacit.pieces.train import predict
 from tacit.runs.checks import check_settings
+from tacit.runs.plan import Plan, prepare
 
 MOST_TIMED = 1024  # images in a batch, to learn what one takes
 

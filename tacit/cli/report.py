@@ -13,7 +13,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="the HTML file to write")] = Path("report.html"),
 ) -> None:
     """Write runs as one page, to look at in a browser: curves, classes, split, cost, how to reproduce."""
-    from tacit.cli.app import console
+    from tacit.cli.options import console
     from tacit.core.errors import TacitError
     from tacit.core.paths import check_file
     from tacit.core.payload import write_atomically
@@ -49,7 +49,7 @@ def watch(
     ] = None,
 ) -> None:
     """Show runs in a browser while they go on. Ctrl-C ends it; the runs are not touched."""
-    from tacit.cli.app import console
+    from tacit.cli.options import console
     from tacit.report.collect import find_runs
     from tacit.report.serve import PageServer
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacit.cli.app import FromRound, Set, console, layers
+from tacit.cli.options import FromRound, Set, console, layers
 from tacit.core.errors import TacitError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
@@ -176,7 +176,7 @@ def run(
     home: Home = SERVER,
 ) -> None:
     """Run an experiment over the sites that have joined. For the server's own machine."""
-    from tacit.core.settings import resolve
+    from tacit.config.resolve import resolve
     from tacit.runs.folder import Run, default_out
     from tacit.sites import keeper
     from tacit.sites.home import server_home
@@ -296,7 +296,7 @@ def preview(
     ignore_labels: IgnoreLabels = False,
 ) -> None:
     """Train one round here and show what would leave this site, in names and bytes. Nothing is sent."""
-    from tacit.core.settings import resolve
+    from tacit.config.resolve import resolve
     from tacit.sites.home import read_home
     from tacit.sites.preview import preview_site
 
@@ -312,8 +312,8 @@ def rehearse(
     out: Annotated[Path, typer.Option(help="a new folder")] = Path("rehearsal"),
 ) -> None:
     """Write a simulated split out as folders, one for each party, to try sites with known data."""
-    from tacit.core.settings import resolve
-    from tacit.engine.loop import prepare
+    from tacit.config.resolve import resolve
+    from tacit.runs.plan import prepare
     from tacit.sites.rehearse import write_parties
 
     for folder in write_parties(prepare(resolve(*layers(recipe, set_))), out):

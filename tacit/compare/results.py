@@ -11,11 +11,12 @@ import numpy as np
 
 from tacit.compare.rows import Job, Row, listed, run_folder, short_labels
 from tacit.compare.t_test import Paired, paired_test
-from tacit.core.settings import Experiment, Paper, flatten, resolve
+from tacit.config.resolve import resolve
+from tacit.core.settings import Experiment, Paper, flatten
 from tacit.data.split import Split, load_split
 from tacit.data.split import title as split_title
-from tacit.engine.loop import prepare, stages_of
 from tacit.runs.folder import Run
+from tacit.runs.plan import prepare, stages_of
 
 
 def gap_closed(method: float | None, lower: float | None, upper: float | None) -> float | None:

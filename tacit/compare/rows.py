@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.config.recipes import find_recipe, known_recipes
+from tacit.config.resolve import resolve
 from tacit.config.scale import scaled
 from tacit.core.errors import TacitError
 from tacit.core.paths import user_path
@@ -24,7 +25,6 @@ from tacit.core.settings import (
     differences,
     flatten,
     read_toml,
-    resolve,
     same_but_for_seed,
 )
 from tacit.runs.folder import Run

@@ -17,8 +17,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from tacit import nets
+from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError, nearest
-from tacit.core.settings import Data, Experiment, flatten, resolve
+from tacit.core.settings import Data, Experiment, flatten
 from tacit.data.catalogue import SOURCES
 from tacit.data.federation import load_dataset
 

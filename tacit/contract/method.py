@@ -5,21 +5,15 @@ state → server_send(state) → Task → client_train(task, kept, me) → Reply
                                       ↑ kept          keep ↓   (this client's own disk, never sent)
 """
 
-import hashlib
-import importlib
-import pkgutil
-import sys
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from tacit.contract.parties import Client, Hub
-from tacit.core.errors import TacitError, nearest
+from tacit.core.errors import TacitError
 from tacit.core.payload import Payload, Weights, number_in, tensor_in, weights_in
 from tacit.pieces.aggregate import shares, weighted_mean
 
@@ -166,69 +160,3 @@ def mean_model(replies: Sequence[Reply], weights: Sequence[float] | None = None,
         weights = shares([reply.examples for reply in replies])
     # One reply at a time is looked at: the sequence may fetch them from disk.
     return weighted_mean((reply.weights(name) for reply in replies), weights)
-
-
-def _builtin() -> list[str]:
-    import tacit.methods
-
-    return sorted(module.name for module in pkgutil.iter_modules(tacit.methods.__path__))
-
-
-def known_methods() -> list[str]:
-    """The names of all methods: the names of the files in tacit/methods."""
-    return [name for name in _builtin() if not name.startswith("_")]
-
-
-@dataclass(frozen=True)
-class MethodFile:
-    """A method file as it was read. What is digested is what is executed, whatever becomes of the file meanwhile."""
-
-    path: Path
-    source: bytes = field(repr=False)
-
-    @classmethod
-    def read(cls, path: Path) -> "MethodFile":
-        try:
-            return cls(path, path.read_bytes())
-        except (OSError, ValueError):  # ValueError: NUL in the name
-            raise TacitError(
-                f"There is no method file {path}. Give the path of a .py file with a Method in it."
-            ) from None
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.source).hexdigest()
-
-    def load(self) -> type[Method]:
-        """Run the file; the class of its method."""
-        module = types.ModuleType(f"tacit_own_{self.path.stem}")
-        module.__file__ = str(self.path)
-        sys.modules[module.__name__] = module  # dataclasses and type hints look their module up there
-        try:
-            exec(compile(self.source, str(self.path), "exec", dont_inherit=True), module.__dict__)
-        except Exception as error:
-            raise TacitError(
-                f"The method file {self.path} cannot be loaded: {type(error).__name__}: {error}."
-            ) from error
-        return _method_in(module, self.path.stem)
-
-
-def find_method(name: str) -> type[Method]:
-    """The class of a method, by the name of its file; or by a path, for a method of your own (`./mine.py`)."""
-    if name.endswith(".py"):
-        return MethodFile.read(Path(name).expanduser()).load()
-    if name in known_methods():
-        return _method_in(importlib.import_module(f"tacit.methods.{name}"), name)
-    known = ", ".join(known_methods())
-    raise TacitError(f"There is no method '{name}'.{nearest(name, known_methods())} Known: {known}.")
-
-
-def _method_in(module: types.ModuleType, stem: str) -> type[Method]:
-    wanted = stem.replace("_", "").replace("-", "").lower()
-    for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, Method) and value.__name__.lower() == wanted:
-            return value
-    raise TacitError(
-        f"The file of method '{stem}' defines no subclass of Method with that name. Expected a class whose name "
-        f"in small letters is '{wanted}'."
-    )

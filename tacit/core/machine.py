@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from tacit.core.errors import TacitError
+
 
 @cache
 def cpu_type() -> str:
@@ -46,3 +48,22 @@ def change_of_type(before: str) -> str:
         f"The last round was computed on {before}, and this is {cpu_type()}. The run goes on, but its numbers may "
         "differ slightly from those of a run that stayed on either: equal numbers are promised within one type."
     )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of an experiment; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        mps = torch.backends.mps.is_available()
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise TacitError(f"device = '{name}' is not a device. Write auto, cpu, cuda, cuda:1 or mps.") from None
+    here = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    if (device.index or 0) >= here.get(device.type, 0):
+        raise TacitError(f"device = '{name}', but there is no such device here. Write device = 'auto' or 'cpu'.")
+    return device

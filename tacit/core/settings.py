@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tacit.core.errors import TacitError, nearest
-from tacit.core.paths import invalid_text, user_path
 from tacit.core.text import safe
 
 Placement = Literal["server", "clients", "some-clients"]
@@ -209,13 +207,6 @@ class Experiment(Section):
     backend: Backend = Backend()
     paper: Paper = Paper()
 
-    def build_method(self, kind: type | None = None) -> Any:
-        """The method object with its options; `kind` is its class, where that was found before."""
-        from tacit.contract.method import find_method
-
-        options = {key: value for key, value in self.method.items() if key not in ("name", "preset")}
-        return TypeAdapter(kind or find_method(self.method["name"])).validate_python(options)
-
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
 
@@ -250,132 +241,6 @@ def same_but_for_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     {'rounds': 5}
     """
     return {key: value for key, value in flatten(settings).items() if key not in FREE_IN_STATISTICS}
-
-
-SMOKE: dict[str, Any] = {  # what the preset `smoke` of every method shares: seconds on the embedded digits
-    "rounds": 2,
-    "data.name": "digits",
-    "data.clients": 4,
-    "data.alpha": 1.0,
-    "data.labels": 100,
-    "net.name": "cnn-16",
-    "net.norm": "gn",
-    "train.epochs": 1,
-    "train.batch": 32,
-    "backend.name": "local",
-}
-
-
-def resolve(*layers: Mapping[str, Any]) -> Experiment:
-    """The experiment that layers of settings describe, later ones before earlier ones, checked in full.
-
-    Below them lie the preset of the method and the defaults. Keys may be nested or dotted.
-
-    >>> resolve({"method": {"name": "fedavg"}}, {"train.lr": 0.1, "data.clients": 5}).train.lr
-    0.1
-    """
-    from tacit.contract.method import find_method
-
-    given: dict[str, Any] = {}
-    for layer in layers:
-        given.update(flatten(layer))
-    check_texts(given)
-    for section in ("method", "data", "net", "backend"):  # `net = "resnet18"` is short for `net.name`
-        if isinstance(given.get(section), str):
-            given[f"{section}.name"] = given.pop(section)
-    for key in ("method.name", "method.preset", "method"):
-        if not isinstance(given.get(key, ""), str):
-            raise TacitError(f"{key} = {shown(given[key])} is not a name. `tacit methods` lists methods and presets.")
-    for key in ("method.name", "data.name", "data.split"):  # a run must find its files from anywhere
-        if isinstance(given.get(key), str) and (path := user_path(given[key], key)).exists() and is_path(given[key]):
-            given[key] = str(path.resolve())
-    sites = given.get("data.sites")
-    if isinstance(sites, list | tuple) and all(isinstance(site, str) for site in sites):
-        given["data.sites"] = tuple(str(user_path(site, "data.sites").resolve()) for site in sites)
-    method = find_method(str(given.get("method.name", "fedavg")))
-    preset = given.get("method.preset", "paper")
-    if preset not in method.presets:
-        known = ", ".join(method.presets)
-        hint = nearest(str(preset), method.presets)
-        raise TacitError(f"{method.__name__} has no preset '{preset}'.{hint} It has: {known}.")
-    below: dict[str, Any] = {"method.name": "fedavg", "method.preset": preset}
-    for name in dict.fromkeys(("paper", preset)):
-        if name == "smoke":
-            below.update(SMOKE)
-        below.update(
-            {
-                k if "." in k or k in Experiment.model_fields else f"method.{k}": v
-                for k, v in method.presets.get(name, {}).items()
-            }
-        )
-    merged = nest({**below, **given})
-    options = {k: v for k, v in merged["method"].items() if k not in ("name", "preset")}
-    try:
-        experiment = Experiment.model_validate(merged)
-        chosen = validated_options(method, options)
-    except ValidationError as error:
-        raise TacitError(explain(error)) from None
-    if experiment.data.placement not in method.placements:
-        places = " or ".join(f'"{place}"' for place in method.placements)
-        raise TacitError(
-            f"The method '{merged['method']['name']}' does not work with labels at data.placement = "
-            f'"{experiment.data.placement}". It needs {places}: write data.placement = {places}, or choose '
-            f"another method (`tacit methods` lists who works where)."
-        )
-    asked, quorum = experiment.participation.count(experiment.data.clients), experiment.participation.quorum
-    if quorum > asked:
-        raise TacitError(
-            f"participation.quorum is {quorum}, but only {asked} clients are asked in a round: no round could count. "
-            f"Write participation.quorum = {asked} or fewer, or ask more clients."
-        )
-    full = {"name": merged["method"]["name"], "preset": preset, **chosen}
-    return experiment.model_copy(update={"method": full})
-
-
-def check_texts(given: Mapping[str, Any]) -> None:
-    """Refuse keys and texts that no file and no terminal can hold: control characters, and what is far too long."""
-    for key, value in given.items():
-        if why := invalid_text(key):
-            raise TacitError(f"The setting '{safe(key, 60)}' {why}.")
-        for text in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(text, str) and (why := invalid_text(text)):
-                raise TacitError(f"{key} = {shown(text)} {why}.")
-
-
-def is_path(name: str) -> bool:
-    """Whether a name means a file or folder of the user's, rather than something that tacit knows by name.
-
-    >>> is_path("./sharp.py"), is_path("photos/"), is_path("digits"), is_path("medmnist/bloodmnist")
-    (True, True, False, False)
-    """
-    return name.endswith((".py", ".npz", ".csv", ".parquet", "/")) or name.startswith((".", "/", "~"))
-
-
-def validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:
-    """All options of a method, checked: those that are given and the defaults of the others."""
-    import dataclasses
-
-    known = [f.name for f in dataclasses.fields(method)]
-    for key in options:
-        if key not in known:
-            raise TacitError(
-                f"{method.__name__} has no option 'method.{key}'.{nearest(key, known)} It has: "
-                f"{', '.join(known) or 'none'}."
-            )
-    hints = typing.get_type_hints(method)
-    for key, value in options.items():
-        if why := not_a_number(hints[key], value):
-            raise TacitError(f"method.{key} = {why}, as in method.{key} = 1.")
-        # An own method may have numbers without bounds, which pydantic takes as they are.
-        if isinstance(value, float) and not math.isfinite(value):
-            raise TacitError(f"method.{key} = {value}: input should be a finite number.")
-        if isinstance(value, int) and abs(value) > MOST_SEED:
-            raise TacitError(f"method.{key} = {shown(value)} is too large: a whole number of TOML has 64 bits.")
-    try:
-        built: object = TypeAdapter(method).validate_python(options)
-    except ValidationError as error:
-        raise TacitError(explain(error, prefix="method.")) from None
-    return {name: getattr(built, name) for name in known}
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -517,22 +382,3 @@ def differences(old: Experiment, new: Experiment) -> list[str]:
         for key in keys
         if key not in FREE_ON_RESUME and before.get(key) != after.get(key)
     ]
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of an experiment; `auto` takes a GPU where there is one."""
-    if name == "auto":
-        mps = torch.backends.mps.is_available()
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise TacitError(f"device = '{name}' is not a device. Write auto, cpu, cuda, cuda:1 or mps.") from None
-    here = {
-        "cpu": 1,
-        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        "mps": int(torch.backends.mps.is_available()),
-    }
-    if (device.index or 0) >= here.get(device.type, 0):
-        raise TacitError(f"device = '{name}', but there is no such device here. Write device = 'auto' or 'cpu'.")
-    return device

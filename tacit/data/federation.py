@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.contract.parties import Labeled, Setup, Shard
-from tacit.core.memory import check_images
-from tacit.core.settings import Data, Experiment, pick_device
+from tacit.core.machine import pick_device
+from tacit.core.memory_bounds import check_images
+from tacit.core.settings import Data, Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.own import load_sites
 from tacit.data.sources import load

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from tacit.core.errors import TacitError
-from tacit.core.memory import check_images
+from tacit.core.memory_bounds import check_images
 from tacit.core.seeds import numpy_generator
 from tacit.core.text import from_csv_cell, safe
 from tacit.data.archives import most_bytes, naming

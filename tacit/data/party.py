@@ -15,7 +15,7 @@ import tomli_w
 from PIL import Image
 
 from tacit.core.errors import TacitError
-from tacit.core.memory import check_images
+from tacit.core.memory_bounds import check_images
 from tacit.core.payload import write_atomically
 from tacit.core.seeds import numpy_generator
 from tacit.data.arrays import hold_out, mean_and_std

@@ -10,10 +10,10 @@ from torch import Tensor
 from tacit.core.payload import write_atomically
 from tacit.core.text import as_bytes, csv_text
 from tacit.data.split import party_names
-from tacit.engine.loop import prepare
 from tacit.inference.advice import margins, worth_labelling
 from tacit.inference.model import Model, load_model
 from tacit.runs.folder import Run
+from tacit.runs.plan import prepare
 
 CRITERION = (
     "the smallest margin between the two most probable classes, the class with the fewest labels (known and already "

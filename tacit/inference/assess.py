@@ -12,13 +12,13 @@ from tacit.data.download import Progress, silent
 from tacit.data.federation import adapt
 from tacit.data.own import inspect
 from tacit.data.sources import is_own, load
-from tacit.engine.loop import prepare
 from tacit.evaluation import metrics
 from tacit.inference.calibrate import fit_temperature
-from tacit.inference.handover import ENOUGH_LABELS, measure
+from tacit.inference.measure import ENOUGH_LABELS, measure
 from tacit.inference.model import Model, save_description
 from tacit.inference.predict import predict_items
 from tacit.runs.folder import Run
+from tacit.runs.plan import prepare
 
 
 @dataclass

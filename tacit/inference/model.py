@@ -19,6 +19,8 @@ from tacit.core.payload import Weights, difference, write_atomically
 from tacit.core.text import safe
 from tacit.data.arrays import check_class_names
 from tacit.data.images import RULE
+from tacit.runs.folder import Run
+from tacit.runs.plan import Plan, prepare
 
 DESCRIPTION = "model.json"  # in a run's folder
 BATCH = 256
@@ -91,6 +93,20 @@ class Description:
             raise ValueError("mean and std need a number for each channel, and the temperature must be above 0")
         if not isinstance(self.net, dict) or not {"name", "norm", "bn"} <= set(self.net):
             raise ValueError("net must have a name, a norm and a bn")
+
+
+def describe(plan: Plan) -> Description:
+    """The description of the model that a plan trains."""
+    return Description(
+        classes=plan.dataset.classes,
+        channels=plan.dataset.channels,
+        size=plan.dataset.size,
+        mean=plan.setup.views.mean,
+        std=plan.setup.views.std,
+        net=plan.experiment.net.model_dump(),
+        data=plan.dataset.name,
+        method=Path(plan.experiment.method["name"]).stem,
+    )
 
 
 def _net(description: Description, weights: Weights) -> nets.Net:
@@ -206,9 +222,5 @@ def save_description(place: Path, description: Description) -> None:
 
 def _described_again(place: Path) -> Description:
     """For runs of an earlier tacit, which saved no description: from the run's data, which must still be there."""
-    from tacit.engine.loop import prepare
-    from tacit.inference.handover import describe
-    from tacit.runs.folder import Run
-
     run = Run(place)
     return describe(prepare(run.experiment, run.split_path))

@@ -7,7 +7,7 @@ from typing import get_args
 import torch
 
 from tacit.core.errors import TacitError, nearest
-from tacit.core.memory import check_memory
+from tacit.core.memory_bounds import check_memory
 from tacit.core.text import safe
 from tacit.nets.cnn import ConvolutionalNet
 from tacit.nets.layers import (

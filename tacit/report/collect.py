@@ -14,14 +14,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import tacit
+from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
-from tacit.core.settings import read_toml, resolve
-from tacit.engine.loop import report, stages_of
+from tacit.core.settings import read_toml
+from tacit.engine.summary import summarize
 from tacit.report.figures import CELLS, describe, events, read_figures
 from tacit.report.groups import group
 from tacit.report.thumbnails import picture_files, read_pictures, read_split
 from tacit.runs.folder import is_in_use, read_records
+from tacit.runs.plan import stages_of
+from tacit.version import __version__
 
 SIGNS = ("experiment.toml", "rounds.jsonl", "run.lock")  # a folder with one of these is a run, or what is left of it
 ALL_CELLS = 120_000  # of the heat maps of one kind in a page: with many runs each gets fewer
@@ -74,7 +76,7 @@ class Collector:
             name for run in runs for kind in ("series", "grids", "cubes") for name in run["figures"].get(kind, ())
         )
         return {
-            "version": tacit.__version__,
+            "version": __version__,
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "runs": runs,
             "groups": group(runs),
@@ -243,7 +245,7 @@ def _results(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | 
         return {name: value for name, value in summary.items() if isinstance(value, int | float)}
     main = [r for r in records if r["stage"] == "main" and r.get("accuracy") is not None]
     totals = {name: sum(r.get(name) or 0 for r in records) for name in ("bytes_up", "bytes_down", "seconds")}
-    return {**report(main, rule), **totals} if records else {}
+    return {**summarize(main, rule), **totals} if records else {}
 
 
 def _reproduce(folder: Path, state: str, at_sites: bool) -> list[dict[str, str]]:

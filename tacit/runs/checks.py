@@ -4,33 +4,13 @@ from pathlib import Path
 
 from tacit import nets
 from tacit.core.errors import TacitError
-from tacit.core.memory import check_images
-from tacit.core.paths import check_folder
-from tacit.core.settings import Backend, Experiment, pick_device
+from tacit.core.machine import pick_device
+from tacit.core.memory_bounds import check_images
+from tacit.core.settings import Experiment
 from tacit.data import placement
 from tacit.data.catalogue import find_source
 from tacit.data.sources import is_own
 from tacit.data.split import load_split
-
-
-def check_run(experiment: Experiment, out: Path) -> None:
-    """Refuse a run that could not begin here: its folder, its backend, its settings."""
-    check_folder(out)
-    check_backend(experiment.backend)
-    check_settings(experiment, out / "split.npz")
-
-
-def check_backend(backend: Backend) -> None:
-    """Refuse a backend that cannot run a simulation, or is not installed."""
-    if backend.name == "flower":
-        raise TacitError(
-            "backend.name = 'flower' means real sites, and those are run with `tacit site run` (docs/sites.md). To "
-            "simulate them here, write backend.name = 'pool'."
-        )
-    if backend.name == "ray":
-        from tacit.backends.ray import _ray  # an extra of its own
-
-        _ray(backend.address)
 
 
 def check_settings(experiment: Experiment, saved_split: Path | None = None) -> None:

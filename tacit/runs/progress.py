@@ -14,9 +14,10 @@ from rich.text import Text
 from tacit.contract.parties import Moment
 from tacit.core.console import SafeConsole, noted
 from tacit.core.formatting import clock
-from tacit.engine.loop import Plan, Silence, Watcher
+from tacit.runs.plan import Plan
+from tacit.runs.watchers import Silence, Watcher
 
-View = Literal["auto", "quiet", "json"]
+Display = Literal["auto", "quiet", "json"]
 
 
 class Screen(Watcher, Protocol):
@@ -201,7 +202,7 @@ def print_json(thing: Mapping[str, Any]) -> None:
     print(json.dumps(thing), flush=True)
 
 
-def watcher_for(console: SafeConsole, label: str = "", view: View = "auto") -> Screen:
+def watcher_for(console: SafeConsole, label: str = "", view: Display = "auto") -> Screen:
     """The live view in a terminal, lines elsewhere, unless asked for otherwise."""
     if view != "auto":
         return JsonLines() if view == "json" else Nothing()

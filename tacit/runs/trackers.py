@@ -17,8 +17,9 @@ from tacit.contract.parties import Moment
 from tacit.core.errors import TacitError, nearest
 from tacit.core.payload import write_atomically
 from tacit.core.settings import flatten
-from tacit.engine.loop import Plan, Watcher
 from tacit.runs.folder import Run
+from tacit.runs.plan import Plan
+from tacit.runs.watchers import Watcher
 
 COUNTED = ("asked", "answered", "refused")  # lists of clients, of which a tracker shows the length
 

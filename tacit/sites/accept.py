@@ -15,10 +15,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tacit.contract.method import Method, MethodFile, find_method, known_methods
+from tacit.config.resolve import validated_options
+from tacit.contract.method import Method
 from tacit.core.errors import TacitError
-from tacit.core.settings import Backend, Data, Experiment, explain, flatten, validated_options
+from tacit.core.settings import Backend, Data, Experiment, explain, flatten
 from tacit.core.text import safe
+from tacit.methods import MethodFile, find_method, known_methods
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]{1,60}")  # no dot, no slash, no letter that only looks like one of these
 FILE = re.compile(r"[A-Za-z0-9_-]{1,60}\.py")  # the name of a method file, without its folder

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-import tacit
 from tacit.backends.base import Outcome, waves
 from tacit.contract.method import Reply, Stage, Task
 from tacit.contract.parties import Labeled, Moment, Setup, Workbench
@@ -25,6 +24,7 @@ from tacit.pieces.train import predict
 from tacit.sites.accept import for_sites
 from tacit.sites.envelope import from_record, to_record
 from tacit.sites.wire import WHO, Answer, Ask, SharedFacts, pack, unpack
+from tacit.version import __version__
 
 ROOM = 1 << 20  # a reply may be this much larger than four times what was sent down
 PING = 30.0  # seconds that a site which was silent has to say its name, before it is asked for work again
@@ -66,7 +66,7 @@ class Federated:
         return Ask.model_validate(
             {
                 "kind": kind,
-                "version": tacit.__version__,
+                "version": __version__,
                 "run": self.run,
                 "experiment": for_sites(experiment),
                 "method_sha256": self.method_sha256,

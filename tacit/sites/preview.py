@@ -17,8 +17,8 @@ from tacit.core.formatting import size_text
 from tacit.core.payload import Payload
 from tacit.core.settings import Experiment
 from tacit.data.party import Facts, facts_of, read_facts
-from tacit.engine.loop import stages_of
 from tacit.runs.memory import Kept
+from tacit.runs.plan import stages_of
 from tacit.sites.accept import method_file
 from tacit.sites.backend import Federated
 from tacit.sites.site import OwnShard, Site, hello_of, sent, site_setup

@@ -12,7 +12,7 @@ from tacit.core.errors import TacitError
 from tacit.core.payload import write_atomically
 from tacit.core.text import csv_text
 from tacit.data.party import FACTS, TABLE, Facts
-from tacit.engine.loop import Plan
+from tacit.runs.plan import Plan
 
 Row = tuple[str, str, str]  # path, label, split
 

@@ -17,17 +17,21 @@ from typing import Any
 import numpy as np
 
 from tacit.backends.base import Backend
+from tacit.config.resolve import resolve
 from tacit.contract.method import Method
 from tacit.contract.parties import Moment
 from tacit.core.errors import TacitError
 from tacit.core.payload import write_atomically
-from tacit.core.settings import Experiment, resolve
+from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation
 from tacit.data.party import FACTS, Facts, Party, facts_of, load_party, server_parts
 from tacit.data.split import Part, Split
-from tacit.engine.loop import Plan, Watcher, run_plan, stages_of
-from tacit.runs.folder import OpenRun, Run, check_same, roll_back
+from tacit.engine.run import run_plan
+from tacit.runs.folder import Run
+from tacit.runs.plan import Plan, stages_of
+from tacit.runs.watchers import Watcher
+from tacit.runs.writer import OpenRun, check_same, roll_back
 from tacit.sites.accept import method_file
 from tacit.sites.backend import Federated, FlowerBackend, Grid, Transport, say_hello
 from tacit.sites.jobs import HOME, Diary, Job, job_path

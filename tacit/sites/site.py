@@ -11,23 +11,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import tacit
 from tacit.backends.base import Worker, one_thread
 from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Labeled, Moment, Setup, Shard
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.formatting import size_text
+from tacit.core.machine import pick_device
 from tacit.core.payload import Limits
-from tacit.core.settings import Experiment, pick_device
+from tacit.core.settings import Experiment
 from tacit.core.text import safe, safe_lines
 from tacit.data.federation import setup_of
 from tacit.data.party import Facts, Party, load_party
-from tacit.engine.loop import stages_of
 from tacit.runs.memory import Kept
+from tacit.runs.plan import stages_of
 from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
 from tacit.sites.ledger import Ledger
 from tacit.sites.wire import LARGEST_WHY, WHO, Answer, Ask, pack, unpack
+from tacit.version import __version__
 
 log = logging.getLogger("tacit.site")
 
@@ -146,9 +147,9 @@ class Site:
     # --- What it is asked to do, looked at before it is done -----------------------------------------------
 
     def _look(self, ask: Ask) -> tuple[Experiment, type[Method], Shard]:
-        if ask.version != tacit.__version__:
+        if ask.version != __version__:
             raise Refusal(
-                f"it runs tacit {tacit.__version__}, the server {ask.version}: install the same version on both sides"
+                f"it runs tacit {__version__}, the server {ask.version}: install the same version on both sides"
             )
         if ask.site != self.settings.name:
             raise Refusal(f"the server takes it for '{ask.site}', but it is '{self.settings.name}'")

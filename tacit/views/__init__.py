@@ -20,7 +20,7 @@ from tacit.views.randaugment import POOLS, PoolName, randaugment
 CHUNK = 512
 
 WeakName = Literal["crop", "resize-crop", "none"]
-View = Callable[[Tensor, Tensor], Tensor]  # images and their rows of random numbers → images
+Operation = Callable[[Tensor, Tensor], Tensor]  # images and their rows of random numbers → images
 
 
 def _refuse_unknown(what: str, value: str, known: tuple[str, ...]) -> None:
@@ -99,7 +99,7 @@ class Views:
         weak = self._weaken(images, numbers[:, :WEAK_NUMBERS])
         return randaugment(weak, numbers[:, WEAK_NUMBERS:], POOLS[self.strong])
 
-    def _in_pieces(self, images: Tensor, view: View, numbers: Tensor, raw: bool = False) -> Tensor:
+    def _in_pieces(self, images: Tensor, view: Operation, numbers: Tensor, raw: bool = False) -> Tensor:
         """The view of all images, made `CHUNK` at a time; normalised unless `raw`."""
         images = as_bytes(images)
         self._check(images)

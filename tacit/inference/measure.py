@@ -1,36 +1,15 @@
 """What a finished run leaves beside its weights: how to use the model, how good it is, and its card."""
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from tacit.card import card
 from tacit.evaluation import metrics
 from tacit.inference.calibrate import at_temperature, fit_temperature
-from tacit.inference.model import DESCRIPTION, Description
-
-if TYPE_CHECKING:
-    from tacit.engine.loop import Plan
+from tacit.inference.model import Description
 
 ENOUGH_LABELS = 30  # held-out labels below which a temperature would be chance
-
-
-def describe(plan: "Plan") -> Description:
-    """The description of the model that a plan trains."""
-    return Description(
-        classes=plan.dataset.classes,
-        channels=plan.dataset.channels,
-        size=plan.dataset.size,
-        mean=plan.setup.views.mean,
-        std=plan.setup.views.std,
-        net=plan.experiment.net.model_dump(),
-        data=plan.dataset.name,
-        method=Path(plan.experiment.method["name"]).stem,
-    )
 
 
 def calibrated(description: Description, probs: Tensor, labels: Tensor) -> Description:
@@ -69,26 +48,3 @@ def cross_calibrated(probs: Tensor, labels: Tensor) -> Tensor:
     for own, other in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
         scaled[own] = at_temperature(probs[own], fit_temperature(probs[other], labels[other]))
     return scaled
-
-
-def handover(
-    plan: "Plan",
-    summary: Mapping[str, Any],
-    records: Sequence[Mapping[str, Any]],
-    probs: Tensor | None,
-    labels: Tensor,
-) -> dict[str, bytes]:
-    """The files to write beside the weights, by name. `probs`: the final model's on the test images, if it has one."""
-    if probs is None:
-        return {}
-    description = calibrated(describe(plan), probs, labels)
-    figures = measure(probs, labels)
-    page = card(plan, summary, records, figures, description)
-    texts = {
-        DESCRIPTION: description.to_json(),
-        "evaluation.json": json.dumps(figures, indent=2) + "\n",
-        "card.md": page.markdown(),
-        "card.html": page.html(),
-        **page.pictures,
-    }
-    return {name: text.encode() for name, text in texts.items()}

@@ -1,0 +1,144 @@
+"""Layers of settings (defaults, a preset, a recipe, the command line) become one experiment, checked in full."""
+
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from tacit.contract.method import Method
+from tacit.core.errors import TacitError, nearest
+from tacit.core.paths import invalid_text, user_path
+from tacit.core.settings import MOST_SEED, Experiment, explain, flatten, nest, not_a_number, shown
+from tacit.core.text import safe
+from tacit.methods import find_method
+
+SMOKE: dict[str, Any] = {  # what the preset `smoke` of every method shares: seconds on the embedded digits
+    "rounds": 2,
+    "data.name": "digits",
+    "data.clients": 4,
+    "data.alpha": 1.0,
+    "data.labels": 100,
+    "net.name": "cnn-16",
+    "net.norm": "gn",
+    "train.epochs": 1,
+    "train.batch": 32,
+    "backend.name": "local",
+}
+
+
+def resolve(*layers: Mapping[str, Any]) -> Experiment:
+    """The experiment that layers of settings describe, later ones before earlier ones, checked in full.
+
+    Below them lie the preset of the method and the defaults. Keys may be nested or dotted.
+
+    >>> resolve({"method": {"name": "fedavg"}}, {"train.lr": 0.1, "data.clients": 5}).train.lr
+    0.1
+    """
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given.update(flatten(layer))
+    check_texts(given)
+    for section in ("method", "data", "net", "backend"):  # `net = "resnet18"` is short for `net.name`
+        if isinstance(given.get(section), str):
+            given[f"{section}.name"] = given.pop(section)
+    for key in ("method.name", "method.preset", "method"):
+        if not isinstance(given.get(key, ""), str):
+            raise TacitError(f"{key} = {shown(given[key])} is not a name. `tacit methods` lists methods and presets.")
+    for key in ("method.name", "data.name", "data.split"):  # a run must find its files from anywhere
+        if isinstance(given.get(key), str) and (path := user_path(given[key], key)).exists() and is_path(given[key]):
+            given[key] = str(path.resolve())
+    sites = given.get("data.sites")
+    if isinstance(sites, list | tuple) and all(isinstance(site, str) for site in sites):
+        given["data.sites"] = tuple(str(user_path(site, "data.sites").resolve()) for site in sites)
+    method = find_method(str(given.get("method.name", "fedavg")))
+    preset = given.get("method.preset", "paper")
+    if preset not in method.presets:
+        known = ", ".join(method.presets)
+        hint = nearest(str(preset), method.presets)
+        raise TacitError(f"{method.__name__} has no preset '{preset}'.{hint} It has: {known}.")
+    below: dict[str, Any] = {"method.name": "fedavg", "method.preset": preset}
+    for name in dict.fromkeys(("paper", preset)):
+        if name == "smoke":
+            below.update(SMOKE)
+        below.update(
+            {
+                k if "." in k or k in Experiment.model_fields else f"method.{k}": v
+                for k, v in method.presets.get(name, {}).items()
+            }
+        )
+    merged = nest({**below, **given})
+    options = {k: v for k, v in merged["method"].items() if k not in ("name", "preset")}
+    try:
+        experiment = Experiment.model_validate(merged)
+        chosen = validated_options(method, options)
+    except ValidationError as error:
+        raise TacitError(explain(error)) from None
+    if experiment.data.placement not in method.placements:
+        places = " or ".join(f'"{place}"' for place in method.placements)
+        raise TacitError(
+            f"The method '{merged['method']['name']}' does not work with labels at data.placement = "
+            f'"{experiment.data.placement}". It needs {places}: write data.placement = {places}, or choose '
+            f"another method (`tacit methods` lists who works where)."
+        )
+    asked, quorum = experiment.participation.count(experiment.data.clients), experiment.participation.quorum
+    if quorum > asked:
+        raise TacitError(
+            f"participation.quorum is {quorum}, but only {asked} clients are asked in a round: no round could count. "
+            f"Write participation.quorum = {asked} or fewer, or ask more clients."
+        )
+    full = {"name": merged["method"]["name"], "preset": preset, **chosen}
+    return experiment.model_copy(update={"method": full})
+
+
+def build_method(experiment: Experiment, kind: type[Method] | None = None) -> Method:
+    """The method object with its options; `kind` is its class, where that was found before."""
+    options = {key: value for key, value in experiment.method.items() if key not in ("name", "preset")}
+    return TypeAdapter(kind or find_method(experiment.method["name"])).validate_python(options)
+
+
+def check_texts(given: Mapping[str, Any]) -> None:
+    """Refuse keys and texts that no file and no terminal can hold: control characters, and what is far too long."""
+    for key, value in given.items():
+        if why := invalid_text(key):
+            raise TacitError(f"The setting '{safe(key, 60)}' {why}.")
+        for text in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(text, str) and (why := invalid_text(text)):
+                raise TacitError(f"{key} = {shown(text)} {why}.")
+
+
+def is_path(name: str) -> bool:
+    """Whether a name means a file or folder of the user's, rather than something that tacit knows by name.
+
+    >>> is_path("./sharp.py"), is_path("photos/"), is_path("digits"), is_path("medmnist/bloodmnist")
+    (True, True, False, False)
+    """
+    return name.endswith((".py", ".npz", ".csv", ".parquet", "/")) or name.startswith((".", "/", "~"))
+
+
+def validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:
+    """All options of a method, checked: those that are given and the defaults of the others."""
+    import dataclasses
+
+    known = [f.name for f in dataclasses.fields(method)]
+    for key in options:
+        if key not in known:
+            raise TacitError(
+                f"{method.__name__} has no option 'method.{key}'.{nearest(key, known)} It has: "
+                f"{', '.join(known) or 'none'}."
+            )
+    hints = typing.get_type_hints(method)
+    for key, value in options.items():
+        if why := not_a_number(hints[key], value):
+            raise TacitError(f"method.{key} = {why}, as in method.{key} = 1.")
+        # An own method may have numbers without bounds, which pydantic takes as they are.
+        if isinstance(value, float) and not math.isfinite(value):
+            raise TacitError(f"method.{key} = {value}: input should be a finite number.")
+        if isinstance(value, int) and abs(value) > MOST_SEED:
+            raise TacitError(f"method.{key} = {shown(value)} is too large: a whole number of TOML has 64 bits.")
+    try:
+        built: object = TypeAdapter(method).validate_python(options)
+    except ValidationError as error:
+        raise TacitError(explain(error, prefix="method.")) from None
+    return {name: getattr(built, name) for name in known}

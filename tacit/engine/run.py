@@ -1,0 +1,72 @@
+"""From an experiment to a finished run in a folder."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tacit.backends import Backend, LocalBackend, PoolBackend
+from tacit.backends.base import one_thread
+from tacit.backends.pool import default_workers
+from tacit.core.machine import change_of_type
+from tacit.core.settings import Experiment
+from tacit.data.federation import Federation
+from tacit.engine.checks import check_run
+from tacit.engine.loop import Engine
+from tacit.runs.folder import Run
+from tacit.runs.integrity import saved_split
+from tacit.runs.memory import Kept
+from tacit.runs.plan import Plan, prepare
+from tacit.runs.watchers import Silence, Watcher
+from tacit.runs.writer import OpenRun, check_same
+
+
+def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, watcher: Watcher | None = None) -> Run:
+    """Run an experiment into a folder, or go on with the run that is there. Returns the finished run."""
+    watcher = watcher or Silence()
+    check_run(experiment, out)
+    if resume:
+        check_same(out, experiment)  # before any data is loaded
+    return run_plan(prepare(experiment, saved_split(out) if resume else None), out, _backend, resume, watcher)
+
+
+def run_plan(
+    plan: Plan, out: Path, make_backend: Callable[[Plan, OpenRun], Backend], resume: bool, watcher: Watcher
+) -> Run:
+    """Run what was prepared, on the backend that is made for it, into a folder or on with the run that is there."""
+    if not (out / "summary.json").is_file():  # a finished run is only read
+        for stage in plan.stages:
+            stage.method.check_installed()
+    folder = OpenRun(out, plan.experiment, resume)
+    try:
+        folder.recover(plan.split)
+        if folder.finished:
+            return Run(out)
+        if other := change_of_type(folder.records[-1].get("cpu", "") if folder.records else ""):
+            plan = replace(plan, warnings=(*plan.warnings, other))
+        threads = one_thread()
+        backend = make_backend(plan, folder)
+        try:
+            watcher.start(replace(plan, warnings=(*folder.notes, *plan.warnings)), folder.done)
+            summary = Engine(plan, folder, backend, watcher).run()
+        finally:
+            backend.close()
+            torch.set_num_threads(threads)
+        watcher.finish(summary)
+        return Run(out)
+    finally:
+        folder.close()
+
+
+def _backend(plan: Plan, folder: OpenRun) -> Backend:
+    settings = plan.experiment.backend
+    federation = Federation(plan.dataset, plan.split, plan.setup.device)
+    workers = settings.workers or default_workers()
+    if settings.name == "ray":
+        from tacit.backends.ray import RayBackend  # an extra of its own
+
+        return RayBackend(plan.experiment, federation, folder.kept_folder)
+    if settings.name == "pool" and workers > 1 and plan.setup.device.type != "mps":
+        return PoolBackend(plan.experiment, federation, folder.split_path, folder.kept_folder, workers)
+    return LocalBackend(plan.setup, federation, Kept(folder.kept_folder, plan.experiment.keep))

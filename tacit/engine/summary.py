@@ -1,0 +1,109 @@
+"""The figures of a round over all clients, and of a run over all rounds."""
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tacit.backends import Outcome
+from tacit.evaluation.scores import accuracies
+from tacit.runs.plan import Plan
+from tacit.version import __version__
+
+
+def run_summary(plan: Plan, records: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
+    """What summary.json holds; `seconds` are those of this session."""
+    experiment = plan.experiment
+    main = [r for r in records if r["stage"] == "main" and r.get("accuracy") is not None]
+    return {
+        "method": experiment.method["name"],
+        "preset": experiment.method["preset"],
+        "placement": experiment.data.placement,
+        "reveal": experiment.data.reveal,
+        "data": plan.dataset.name,
+        "data_note": plan.dataset.note,
+        "seed": experiment.seed,
+        "reporting": experiment.reporting,
+        **summarize(main, experiment.reporting),
+        "rounds": len(records),
+        "parameters": sum(p.numel() for p in plan.setup.build().parameters()),
+        "bytes_up": sum(r["bytes_up"] for r in records),
+        "bytes_down": sum(r["bytes_down"] for r in records),
+        "bytes_by_stage": {
+            stage.name: sum(r["bytes_up"] + r["bytes_down"] for r in records if r["stage"] == stage.name)
+            for stage in plan.stages
+        },
+        "kept_bytes": max([r.get("kept_bytes", 0) for r in records], default=0),  # the most at any time
+        "seconds": sum(r["seconds"] for r in records),
+        "seconds_this_session": seconds,
+        "warnings": list(plan.warnings),
+        "paper": experiment.paper.model_dump(exclude_none=True),
+        "device": str(plan.setup.device),
+        "cpu": list(dict.fromkeys(r["cpu"] for r in records if "cpu" in r)),  # of the server's process
+        "versions": {
+            "tacit": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+    }
+
+
+REPORTED = ("accuracy", "auc", "loss", "macro_f1", "balanced_accuracy", "ece", "pseudo_accuracy", "kept_ratio")
+
+
+def summarize(records: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
+    """The result of a run by its reporting rule: the best round, the last one, or the last ten with their spread.
+
+    >>> rounds = [{"round": 0, "accuracy": 0.5}, {"round": 1, "accuracy": 0.8}, {"round": 2, "accuracy": 0.7}]
+    >>> summarize(rounds, "best")["accuracy"], summarize(rounds, "last")["accuracy"]
+    (0.8, 0.7)
+    >>> round(summarize(rounds, "last-10")["accuracy"], 4), round(summarize(rounds, "last-10")["accuracy_std"], 4)
+    (0.6667, 0.1247)
+    """
+    if not records:
+        return {"accuracy": None}
+    if rule == "best":
+        chosen = [max(records, key=lambda record: record["accuracy"])]
+    else:
+        chosen = list(records[-10:] if rule == "last-10" else records[-1:])
+    result: dict[str, Any] = {}
+    for name in REPORTED:
+        values = [record[name] for record in chosen if record.get(name) is not None]
+        if values:
+            result[name] = sum(values) / len(values)
+            if rule == "last-10":
+                result[f"{name}_std"] = float(np.std(values))
+    result["reported_rounds"] = [record["round"] for record in chosen]
+    return result
+
+
+def by_client(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
+    """Metrics and the audit's accuracies by name, then by client; what is not finite has no place in JSON.
+
+    A client that had several tasks (one a group) tells their mean.
+
+    >>> told = [(3, 1.0), (3, 2.0), (4, math.nan), (5, math.inf), (5, -math.inf), (6, 1e308), (6, 1e308)]
+    >>> replies = [Reply(send={}, examples=1, metrics={"loss": loss}, client=client) for client, loss in told]
+    >>> by_client([Outcome(reply, None, 0.0) for reply in replies])
+    {'loss': {'3': 1.5, '4': None, '5': None, '6': None}}
+    """
+    told: dict[str, dict[str, list[float]]] = {}
+    for outcome in outcomes:
+        for name, value in {**outcome.reply.metrics, **accuracies(outcome.audit or {})}.items():
+            told.setdefault(name, {}).setdefault(str(outcome.reply.client), []).append(float(value))
+    means = {name: {who: sum(all_) / len(all_) for who, all_ in each.items()} for name, each in told.items()}
+    return {name: {who: x if math.isfinite(x) else None for who, x in each.items()} for name, each in means.items()}
+
+
+def cpu_seconds_of(clients: Sequence[float | None], server: float) -> float | None:
+    """CPU seconds of all parties; None where somebody's are not known.
+
+    >>> cpu_seconds_of([1.0, 2.0], 0.5), cpu_seconds_of([1.0, None], 0.5)
+    (3.5, None)
+    """
+    known = [seconds for seconds in clients if seconds is not None]
+    return round(sum(known) + server, 4) if len(known) == len(clients) else None

@@ -1,0 +1,64 @@
+"""All that is known before the first round: the stages, the data, who holds what."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tacit.config.resolve import build_method
+from tacit.contract import kinds
+from tacit.contract.method import Method, Stage
+from tacit.contract.parties import Setup
+from tacit.core.errors import TacitError
+from tacit.core.settings import Experiment
+from tacit.data.dataset import Dataset
+from tacit.data.federation import load_dataset, make_setup
+from tacit.data.split import Split, load_split, make_split, warnings
+from tacit.runs.checks import check_settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is known before the first round: nothing has been trained or written yet."""
+
+    experiment: Experiment
+    stages: tuple[Stage, ...]
+    dataset: Dataset
+    split: Split
+    setup: Setup
+    warnings: tuple[str, ...]
+    # Of each client, how many images it holds: labelled plus unlabelled, as its shard has them, so that one that is
+    # both counts twice. At real sites what they registered; None: not known.
+    registered: tuple[int, ...] | None = None
+
+    @property
+    def steps(self) -> int:
+        """Rounds in all stages together."""
+        return sum(stage.rounds for stage in self.stages)
+
+
+def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple[Stage, ...]:
+    """The stages of an experiment: what its method wants before, then the method itself (of this class, if given)."""
+    method = build_method(experiment, kind)
+    stages = (*method.before(), Stage("main", method, experiment.rounds))
+    names = [stage.name for stage in stages]
+    if len(set(names)) < len(names):
+        raise TacitError(f"{type(method).__name__} has two stages of one name: {', '.join(names)}.")
+    for stage in stages:
+        for declared in stage.method.client_sends.values():
+            kinds.parse(declared)  # what cannot be checked is told before any work
+    return stages
+
+
+def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool = True) -> Plan:
+    """Load the data, draw (or load) the split, and check everything that can be checked before work."""
+    stages = stages_of(experiment)
+    check_settings(experiment, saved_split)
+    dataset = load_dataset(experiment.data, fetch)
+    if saved_split is not None and saved_split.is_file():
+        split = load_split(saved_split)
+        split.check_against(dataset)
+    else:
+        split = make_split(dataset, experiment.data, experiment.seed)
+    setup = make_setup(experiment, dataset, split)
+    setup.build()  # a net that does not fit the images says so now
+    held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
+    return Plan(experiment, stages, dataset, split, setup, tuple(warnings(split, dataset)), held)
