@@ -11,7 +11,7 @@ run.plot()                            # the figures by round (needs matplotlib)
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # written here alone; pyproject.toml reads it
 
 
 def run(
