@@ -40,7 +40,7 @@ def room(module: str) -> str:
     >>> room("tacit.data.split"), room("tacit")
     ('data', 'tacit')
     """
-    return (module.split(".") + ["tacit"])[1] if "." in module else module
+    return module.split(".")[1] if "." in module else module
 
 
 def floors() -> list[set[str]]:

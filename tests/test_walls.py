@@ -139,7 +139,7 @@ def test_no_global_randomness_and_no_pickle() -> None:
 
 
 def test_one_console_for_all() -> None:
-    """What is printed goes through `tacit.core.console.SafeConsole`, where no name can act as markup or as a control code."""
+    """What is printed goes through `core.console.SafeConsole`: no name can act as markup or as a control code."""
     for path in PACKAGE.rglob("*.py"):
         if path.name == "console.py":
             continue
