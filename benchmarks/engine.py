@@ -23,7 +23,7 @@ import torch
 from benchmarks.running import open_rounds
 from benchmarks.timing import Row, interleaved, single_thread, spread
 from tacit.config.resolve import resolve
-from tacit.contract.kinds import Party
+from tacit.contract.kinds import Registration
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client
 from tacit.core import payload
@@ -74,7 +74,7 @@ def bare_round(plan: Plan, federation: Federation, net: torch.nn.Module) -> None
 class Idle(FedAvg):
     """FedAvg without its training: all that is left is the engine's work."""
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         model = me.model(weights_in(task.send, "model"))
         return Reply(send={"model": me.weights(model)}, examples=1)
 
@@ -84,7 +84,7 @@ def walls(plan: Plan) -> dict[str, float]:
     weights = weights_of(plan.setup.build(torch.Generator().manual_seed(0)))
     state: Payload = {"model": weights}
     task, reply = Task(0, state), Reply(send=seal(state), examples=1)
-    party = Party(most=100.0)
+    party = Registration(most=100.0)
 
     def checks() -> None:
         for _ in range(plan.setup.clients):

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import curves, page
 from benchmarks.shelf import on_the_shelf, place_of, put_away
-from tacit.compare.rows import Job, Row, run_folder
+from tacit.compare.rows import PendingRun, Row, run_folder
 from tacit.config.resolve import resolve
 from tacit.core.console import SafeConsole
 from tacit.core.errors import TacitError
@@ -37,7 +37,7 @@ def rows_of(part: Mapping[str, Any], seeds: int, shelf: Mapping[str, Path]) -> l
     for label, changes in part["rows"].items():
         one = resolve(part.get("shared", {}), changes)
         experiments = [one.model_copy(update={"seed": seed}) for seed in range(seeds)]
-        rows.append(Row(label, tuple(Job(each, place_of(each, shelf)) for each in experiments)))
+        rows.append(Row(label, tuple(PendingRun(each, place_of(each, shelf)) for each in experiments)))
     return rows
 
 
@@ -49,7 +49,7 @@ def run_part(name: str, part: dict[str, Any], seeds: int, again: bool, screen: S
             kept = row.jobs[seed]
             if kept.finished and not again:
                 continue
-            job = Job(kept.experiment, run_folder(RUNS, kept.experiment.method["name"], kept.experiment))
+            job = PendingRun(kept.experiment, run_folder(RUNS, kept.experiment.method["name"], kept.experiment))
             if again:
                 shutil.rmtree(job.folder, ignore_errors=True)
             watcher = watcher_for(screen, f"{name}/{row.label} seed {seed}")

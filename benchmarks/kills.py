@@ -36,7 +36,7 @@ from tacit.core.settings import Experiment
 from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
 from tacit.runs.integrity import check_run
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 
 METHODS = (  # with warm-up stages, with memory at clients and without, labels in all three places
     ("fixmatch", "clients"),
@@ -186,7 +186,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-class Stop(Silence):
+class Stop(NullWatcher):
     """Ctrl-C after so many rounds."""
 
     def __init__(self, rounds: int) -> None:
@@ -209,7 +209,7 @@ def files_of(folder: Path) -> Iterator[Path]:
             yield path.relative_to(folder)
 
 
-class Heard(Silence):
+class Heard(NullWatcher):
     """Remembers what it was told at the start."""
 
     notes: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ PAGE = Path("docs/evidence.md")
 METHODS = Path("docs/methods")
 PICTURES = Path("docs/images/evidence")
 SCORE = "last_five"
-COLUMNS = ("method", "seeds", "last five", "AUC", "gap closed", "labels right", "kept", "paper", "paper's gap")
+COLUMNS = ("method", "seeds", "last five", "AUC", "gap closed", "labels right", "accepted", "paper", "paper's gap")
 
 Part = Mapping[str, Any]
 Parts = Mapping[str, tuple[Part, Sequence[Row]]]
@@ -248,7 +248,7 @@ def claims_table(parts: Parts) -> list[str]:
 def every_method(parts: Parts) -> list[str]:
     """All methods, each in the placement it is at home in, against the labels alone on the same splits."""
     text = ["## Every method, in one placement each", "", "Points are against the lower bound of the same part.", ""]
-    heads = ["method", "part", "seeds", "last five", "lower bound", "points", "labels right", "kept"]
+    heads = ["method", "part", "seeds", "last five", "lower bound", "points", "labels right", "accepted"]
     text += [_line(heads), "|" + "---|" * len(heads)]
     for name, (part, rows) in parts.items():
         lines = lines_of(finished(rows))
@@ -257,7 +257,7 @@ def every_method(parts: Parts) -> list[str]:
             link = f"[{one.label}](methods/{one.experiment.method['name']}.md)"
             cells = [tables.COLUMNS[what](one) for what in ("seeds", "last five")]
             cells += [tables.percent(lines["lower"], SCORE), apart.replace(" points", "")]
-            cells += [tables.COLUMNS[what](one) for what in ("labels right", "kept")]
+            cells += [tables.COLUMNS[what](one) for what in ("labels right", "accepted")]
             text.append(_line([link, name, *cells]))
     return [*text, ""]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from tacit.contract.method import Method
-from tacit.contract.parties import Moment
+from tacit.contract.parties import RoundInfo
 from tacit.core.payload import Payload
 from tacit.engine.loop import Engine
 from tacit.engine.run import _backend
 from tacit.runs.plan import Plan
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 from tacit.runs.writer import OpenRun
 
 ROUNDS = 1_000_000  # as many as anybody asks for: none of them is the last one, which would be evaluated
@@ -39,11 +39,11 @@ class Rounds:
         """What was recorded of the last round."""
         return self._seen.record
 
-    def _moment(self, number: int) -> Moment:
-        return Moment(self.stage.name, number, ROUNDS, max(number, 0))
+    def _moment(self, number: int) -> RoundInfo:
+        return RoundInfo(self.stage.name, number, ROUNDS, max(number, 0))
 
 
-class Memory(Silence):
+class Memory(NullWatcher):
     """Remembers the last round."""
 
     record: Mapping[str, Any]

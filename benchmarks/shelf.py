@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.machine import commit, processor
 from tacit.compare.results import Holdings, holdings_of
-from tacit.compare.rows import Job, identity, run_folder
+from tacit.compare.rows import PendingRun, identity, run_folder
 from tacit.core.settings import Experiment
 from tacit.runs.folder import Run
 
@@ -27,7 +27,7 @@ KEPT = (
     "accuracy",
     "auc",
     "pseudo_accuracy",
-    "kept_ratio",
+    "accepted_ratio",
     "seconds",
     "cpu_seconds",
     "phases",
@@ -56,7 +56,7 @@ def place_of(experiment: Experiment, shelf: Mapping[str, Path]) -> Path:
     return shelf.get(identity(experiment)) or run_folder(SHELF, experiment.method["name"], experiment)
 
 
-def put_away(job: Job, place: Path) -> None:
+def put_away(job: PendingRun, place: Path) -> None:
     """Keep the records of a finished run; the summary last, for it says that the run is there."""
     run = Run(job.folder)
     place.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ from tacit.core.settings import Experiment
 from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
 from tacit.runs.plan import prepare
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 from tacit.sites.envelope import from_record, to_record
 from tacit.sites.rehearse import write_parties
 from tacit.sites.site import Settings, Site
@@ -71,7 +71,7 @@ def run_flower(experiment: Experiment, out: Path) -> None:
 
     @server.main()
     def main(grid: Any, context: Any) -> None:
-        run_at_sites(job, backend.Grid(grid, insecure=True), Silence())
+        run_at_sites(job, backend.Grid(grid, insecure=True), NullWatcher())
 
     one_each: dict[str, Any] = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     workers: dict[str, Any] = {"init_args": {"num_cpus": experiment.backend.workers, "include_dashboard": False}}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tacit.config.resolve import resolve
-from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
 from tacit.data.federation import Federation
 from tacit.runs.folder import Run
 from tacit.runs.plan import Plan, prepare
@@ -53,10 +53,10 @@ def world_of(method: str, placement: str, **settings: Any) -> World:
 
 def client(world: World, number: int = 0) -> Client:
     plan, federation = world
-    moment = Moment("main", 1, 4, 1)
-    return Client(plan.setup, federation.client_shard(number), moment, number, 0, Workbench(plan.setup))
+    round_info = RoundInfo("main", 1, 4, 1)
+    return Client(plan.setup, federation.client_shard(number), round_info, number, 0, NetPool(plan.setup))
 
 
 def hub(world: World) -> Hub:
     plan, federation = world
-    return Hub(plan.setup, federation.server_shard(), Moment("main", 0, 4, 0), Workbench(plan.setup))
+    return Hub(plan.setup, federation.server_shard(), RoundInfo("main", 0, 4, 0), NetPool(plan.setup))

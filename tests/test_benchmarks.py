@@ -36,12 +36,12 @@ def sane(rows: list[Row]) -> dict[str, Row]:
 
 def test_a_round_takes_the_same_steps_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: dict[str, int] = {"ours": 0, "reference": 0, "bare": 0}
-    descend, backward = train.descend, torch.Tensor.backward
+    optimizer_step, backward = train.optimizer_step, torch.Tensor.backward
     where = ["bare"]
 
     def counted(*arguments: Any, **more: Any) -> None:
         where.append("ours")
-        descend(*arguments, **more)
+        optimizer_step(*arguments, **more)
         where.pop()
 
     def counted_backward(self: torch.Tensor, *arguments: Any, **more: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from runs import TINY
 from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply, Task
-from tacit.contract.parties import Client, Hub, Labelling, Moment, Workbench
+from tacit.contract.parties import Client, Hub, Labelling, NetPool, RoundInfo
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload, tensor_in, weights_in
@@ -36,13 +36,13 @@ def world(**settings: Any) -> World:
 
 def client(here: World, number: int = 0, round: int = 1) -> Client:
     plan, federation = here
-    moment = Moment("main", round, 400, round)
-    return Client(plan.setup, federation.client_shard(number), moment, number, 0, Workbench(plan.setup))
+    round_info = RoundInfo("main", round, 400, round)
+    return Client(plan.setup, federation.client_shard(number), round_info, number, 0, NetPool(plan.setup))
 
 
 def hub(here: World, round: int = 0) -> Hub:
     plan, federation = here
-    return Hub(plan.setup, federation.server_shard(), Moment("main", round, 400, round), Workbench(plan.setup))
+    return Hub(plan.setup, federation.server_shard(), RoundInfo("main", round, 400, round), NetPool(plan.setup))
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +58,16 @@ def task(here: World) -> Task:
 
 
 @pytest.fixture(scope="module")
-def kept(here: World, task: Task) -> Payload:
+def memory(here: World, task: Task) -> Payload:
     """What client 0 keeps after its first time."""
     return BSemiFL(warmup=0, threshold=0.3).client_train(task, {}, client(here)).keep
 
 
-def predictions(here: World, task: Task, kept: Payload) -> tuple[Tensor, Tensor]:
+def predictions(here: World, task: Task, memory: Payload) -> tuple[Tensor, Tensor]:
     me = client(here)
     return (
         me.predict(me.model(task.weights("model")), me.shard.unlabeled),
-        me.predict(me.model(weights_in(kept, "local")), me.shard.unlabeled),
+        me.predict(me.model(weights_in(memory, "local")), me.shard.unlabeled),
     )
 
 
@@ -89,8 +89,8 @@ def test_the_first_time_the_global_model_labels_alone(here: World, task: Task) -
     probs = me.predict(me.model(task.weights("model")), me.shard.unlabeled)
     assert reply.metrics["global_weight"] == 1.0
     assert torch.equal(me.labelling.label[0], probs.argmax(dim=1))
-    assert torch.equal(me.labelling.kept[0], probs.max(dim=1).values >= 0.3)
-    assert reply.examples == int(me.labelling.kept[0].sum())
+    assert torch.equal(me.labelling.accepted[0], probs.max(dim=1).values >= 0.3)
+    assert reply.examples == int(me.labelling.accepted[0].sum())
     assert set(me.labelling.named) == {"global"}
 
 
@@ -98,7 +98,7 @@ def test_what_is_kept_is_the_trained_model_and_its_sums_over_the_accepted(here: 
     me = client(here)
     reply = BSemiFL(warmup=0, threshold=0.3).client_train(task, {}, me)
     assert set(reply.keep) == {"local", "sums", "prior"}
-    label, accepted = me.labelling.label[0], me.labelling.kept[0]
+    label, accepted = me.labelling.label[0], me.labelling.accepted[0]
     probs = me.predict(me.model(weights_in(reply.keep, "local")), me.shard.unlabeled[accepted])
     assert torch.allclose(tensor_in(reply.keep, "sums"), probs.sum(dim=0), rtol=1e-4)
     histogram = torch.bincount(label[accepted], minlength=10) / accepted.sum()
@@ -111,38 +111,38 @@ def test_what_is_kept_is_the_trained_model_and_its_sums_over_the_accepted(here: 
 
 
 @pytest.mark.parametrize("formula", ["equation-13", "algorithm-1"])
-def test_the_second_time_both_models_label(formula: str, here: World, task: Task, kept: Payload) -> None:
+def test_the_second_time_both_models_label(formula: str, here: World, task: Task, memory: Payload) -> None:
     me = client(here)
     method = BSemiFL(warmup=0, threshold=0.3, local_closeness=formula)  # type: ignore[arg-type]
-    reply = method.client_train(task, kept, me)
-    f, g = predictions(here, task, kept)
+    reply = method.client_train(task, memory, me)
+    f, g = predictions(here, task, memory)
     near_f = closeness(f, task.tensor("sums"), task.tensor("prior"))
-    near_g = closeness(g, tensor_in(kept, "sums"), tensor_in(kept, "prior"), formula == "equation-13")
+    near_g = closeness(g, tensor_in(memory, "sums"), tensor_in(memory, "prior"), formula == "equation-13")
     share = share_by_closeness(near_f, near_g)
     joined = ensemble(f, g, share)
     assert reply.metrics["global_weight"] == pytest.approx(float(share.mean()), rel=1e-5)
     assert 0.05 < float(share.mean()) < 0.95
     assert torch.equal(me.labelling.label[0], joined.argmax(dim=1))
-    assert torch.equal(me.labelling.kept[0], joined.max(dim=1).values >= 0.3)
+    assert torch.equal(me.labelling.accepted[0], joined.max(dim=1).values >= 0.3)
     assert torch.equal(me.labelling.named["global"].label[0], f.argmax(dim=1))
     assert torch.equal(me.labelling.named["local"].label[0], g.argmax(dim=1))
-    assert me.labelling.named["local"].kept[0].all()
+    assert me.labelling.named["local"].accepted[0].all()
 
 
-def test_in_the_warm_up_the_global_model_labels_alone(here: World, task: Task, kept: Payload) -> None:
+def test_in_the_warm_up_the_global_model_labels_alone(here: World, task: Task, memory: Payload) -> None:
     method = BSemiFL(warmup=5, threshold=0.3)
     early, late = client(here, round=4), client(here, round=5)
-    assert method.client_train(task, kept, early).metrics["global_weight"] == 1.0
-    assert method.client_train(task, kept, late).metrics["global_weight"] < 1.0
+    assert method.client_train(task, memory, early).metrics["global_weight"] == 1.0
+    assert method.client_train(task, memory, late).metrics["global_weight"] < 1.0
     assert "local" in early.labelling.named  # how good it would be is told all the same
 
 
 @pytest.mark.parametrize("strategy", get_args(Strategy))
-def test_strategies_label_as_they_say(strategy: Strategy, here: World, task: Task, kept: Payload) -> None:
+def test_strategies_label_as_they_say(strategy: Strategy, here: World, task: Task, memory: Payload) -> None:
     me = client(here)
-    reply = BSemiFL(warmup=0, threshold=0.3, strategy=strategy).client_train(task, kept, me)
-    f, g = predictions(here, task, kept)
-    label, sure = me.labelling.label[0], me.labelling.kept[0]
+    reply = BSemiFL(warmup=0, threshold=0.3, strategy=strategy).client_train(task, memory, me)
+    f, g = predictions(here, task, memory)
+    label, sure = me.labelling.label[0], me.labelling.accepted[0]
     assert reply.examples == int(sure.sum()) > 0
     if strategy == "global":
         assert torch.equal(label, f.argmax(dim=1))
@@ -157,15 +157,15 @@ def test_strategies_label_as_they_say(strategy: Strategy, here: World, task: Tas
         assert torch.equal(sure, (mean.max(dim=1).values >= 0.3) & (same if strategy == "vote" else same | True))
 
 
-def test_vote_needs_agreement_even_without_a_threshold(here: World, task: Task, kept: Payload) -> None:
+def test_vote_needs_agreement_even_without_a_threshold(here: World, task: Task, memory: Payload) -> None:
     me = client(here)
-    reply = BSemiFL(warmup=0, threshold=0.0, strategy="vote", debias=True).client_train(task, kept, me)
-    f, g = predictions(here, task, kept)
+    reply = BSemiFL(warmup=0, threshold=0.0, strategy="vote", debias=True).client_train(task, memory, me)
+    f, g = predictions(here, task, memory)
     assert reply.examples == int((f.argmax(dim=1) == g.argmax(dim=1)).sum()) < len(f)
 
 
-def test_a_client_that_accepts_nothing_keeps_what_it_had(here: World, task: Task, kept: Payload) -> None:
-    reply = BSemiFL(warmup=0, threshold=1.0).client_train(task, kept, client(here))
+def test_a_client_that_accepts_nothing_keeps_what_it_had(here: World, task: Task, memory: Payload) -> None:
+    reply = BSemiFL(warmup=0, threshold=1.0).client_train(task, memory, client(here))
     assert (reply.examples, reply.keep) == (0, {})
 
 
@@ -193,9 +193,9 @@ class Watch:
         self.seen: list[tuple[Task, Payload, Reply]] = []
         original = BSemiFL.client_train
 
-        def watched(method: BSemiFL, task: Task, kept: Payload, me: Client) -> Reply:
-            reply = original(method, task, kept, me)
-            self.seen.append((task, kept, reply))
+        def watched(method: BSemiFL, task: Task, memory: Payload, me: Client) -> Reply:
+            reply = original(method, task, memory, me)
+            self.seen.append((task, memory, reply))
             return reply
 
         monkeypatch.setattr(BSemiFL, "client_train", watched)
@@ -213,10 +213,10 @@ def test_a_kept_model_is_in_no_payload(tmp_path: Path, monkeypatch: pytest.Monke
     watch = Watch(monkeypatch)
     settings = {"method.name": "bsemifl", "method.preset": "smoke", "data.placement": "server"}
     run_experiment(resolve(settings, TINY, {"rounds": 4}), tmp_path / "run")
-    assert sum("local" in kept for _, kept, _ in watch.seen) >= 8
+    assert sum("local" in memory for _, memory, _ in watch.seen) >= 8
     remembered: set[bytes] = set()
-    for task, kept, reply in watch.seen:
-        remembered |= vectors(list(payload.tensors(kept)))
+    for task, memory, reply in watch.seen:
+        remembered |= vectors(list(payload.tensors(memory)))
         travelled = vectors([*payload.tensors(task.send), *payload.tensors(reply.send)])
         assert not travelled & remembered
         statistics = {name: value for name, value in reply.keep.items() if name != "local"}
@@ -231,14 +231,14 @@ def test_a_client_that_comes_back_finds_its_local_model(tmp_path: Path, monkeypa
     run_experiment(resolve(settings, TINY, changes), tmp_path / "run")
     last: dict[int, tuple[int, Reply]] = {}
     gaps = []
-    for round, (task, kept, reply) in enumerate(watch.seen):
+    for round, (task, memory, reply) in enumerate(watch.seen):
         if task.client in last:
             before, earlier = last[task.client]
             gaps.append(round - before)
-            sent, local = weights_in(earlier.send, "model"), weights_in(kept, "local")
+            sent, local = weights_in(earlier.send, "model"), weights_in(memory, "local")
             assert all(torch.equal(sent[name], local[name]) for name in sent)
         else:
-            assert kept == {}
+            assert memory == {}
         if reply.examples:
             last[task.client] = (round, reply)
     assert max(gaps) > 3
@@ -267,7 +267,7 @@ def test_named_audits_stand_beside_the_main_one() -> None:
     counts = [audit(told, truth, 2), audit(other, truth, 2)]
     summed = sum_up([count for count in counts if count is not None])
     assert summed["pseudo_accuracy"] == pytest.approx((2 + 2) / (2 + 3))
-    assert summed["kept_ratio"] == pytest.approx(7 / 8)
+    assert summed["accepted_ratio"] == pytest.approx(7 / 8)
     assert summed["local_label_accuracy"] == pytest.approx(1 / 3)
     assert audit(Labelling(), truth, 2) is None
     assert sum_up([]) == {}

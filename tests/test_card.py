@@ -56,7 +56,7 @@ def test_every_finished_run_has_a_card_with_its_figures(tiny: Callable[..., Run]
     low, high = figures["interval"]
     assert f"{100 * low:.1f} % to {100 * high:.1f} %" in text
     last = run.records[-1]
-    assert f"| main 2 | {100 * last['kept_ratio']:.1f} % | {100 * last['pseudo_accuracy']:.1f} % |" in text
+    assert f"| main 2 | {100 * last['accepted_ratio']:.1f} % | {100 * last['pseudo_accuracy']:.1f} % |" in text
     for number, share in enumerate(last["per_class"]):
         assert re.search(rf"^\| {number} \| 10 \| \d+ \| {100 * share:.1f} % \|", text, flags=re.MULTILINE)
     for heading in (

@@ -14,7 +14,7 @@ from runs import TINY, digest, timeless
 from tacit.config.resolve import resolve
 from tacit.contract import parties
 from tacit.contract.method import Reply, Task
-from tacit.contract.parties import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.contract.parties import Client, Hub, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.core.payload import tensor_in, weights_in
 from tacit.core.settings import Net, Participation, Train
 from tacit.methods.cbafed import CBAFed, CBAFedWarmUp
@@ -53,11 +53,11 @@ def shard(labels: list[int], unlabeled: int) -> Shard:
 
 def hub(round_number: int, labels: list[int] | None = None) -> Hub:
     world = setup()
-    return Hub(world, shard(labels or [], 0), Moment("main", round_number, 20, round_number), Workbench(world))
+    return Hub(world, shard(labels or [], 0), RoundInfo("main", round_number, 20, round_number), NetPool(world))
 
 
 def client(world: Setup, held: Shard, number: int = 1) -> Client:
-    return Client(world, held, Moment("main", 0, 20, 0), number, 0, Workbench(world))
+    return Client(world, held, RoundInfo("main", 0, 20, 0), number, 0, NetPool(world))
 
 
 def fresh(world: Setup) -> dict[str, torch.Tensor]:
@@ -220,7 +220,7 @@ def test_the_kept_views_are_fixed(lessons: list) -> None:
     assert reply.examples == int(kept.sum())
     assert reply.tensor("counts").tolist() == torch.bincount(label[kept], minlength=4).tolist()
     told = me.labelling
-    assert torch.equal(torch.cat(told.kept), kept)
+    assert torch.equal(torch.cat(told.accepted), kept)
 
 
 def test_tail_labels_are_learned_and_counted(lessons: list) -> None:
@@ -347,7 +347,13 @@ def test_one_two_and_more_labelled_clients(labeled: int, tiny: Tiny) -> None:
 def test_the_record_of_a_round(tiny: Tiny) -> None:
     run = tiny("cbafed", "some-clients")
     record = run.records[-1]
-    for name in ("thresholds", "class_shares", "pseudo_accuracy_by_class", "kept_by_class", "kept_ratio_by_class"):
+    for name in (
+        "thresholds",
+        "class_shares",
+        "pseudo_accuracy_by_class",
+        "accepted_by_class",
+        "accepted_ratio_by_class",
+    ):
         assert len(record[name]) == 10, name
     assert len(record["party_weights"]) == 4
     assert isinstance(record["tail"], list)
@@ -356,7 +362,7 @@ def test_the_record_of_a_round(tiny: Tiny) -> None:
     # What a round trained on decides the next round's thresholds.
     first, second = run.records[-2], run.records[-1]
     labeled = Run(run.folder).records[0]["client_metrics"]["trained_on"]["0"]
-    trained = labeled + sum(first["kept_by_class"])
+    trained = labeled + sum(first["accepted_by_class"])
     assert sum(first["client_metrics"]["trained_on"].values()) == trained
     assert second["class_shares"] != first["class_shares"]
     assert sum(second["class_shares"]) == pytest.approx(1.0)

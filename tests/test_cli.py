@@ -154,7 +154,7 @@ def test_a_run_that_fails_says_what_is_saved_and_goes_on_when_mended(tmp_path: P
         "class Own(FedAvg):\n"
         "    def client_train(self, task, kept, me):\n"
         "        if me.round == 1: raise ZeroDivisionError('oops')\n"
-        "        return super().client_train(task, kept, me)\n"
+        "        return super().client_train(task, memory, me)\n"
     )
     own.write_text(code)
     words = ("--set", "method=./own.py", "--set", "method.preset=smoke", "--set", "data.placement=clients")

@@ -33,7 +33,7 @@ from tacit.compare.results import (
     survey,
     with_bounds,
 )
-from tacit.compare.rows import Job, Row, identity, line_up
+from tacit.compare.rows import PendingRun, Row, identity, make_rows
 from tacit.compare.t_test import paired_test, two_sided
 from tacit.config.recipes import known_recipes, load_recipe
 from tacit.config.resolve import resolve
@@ -110,39 +110,39 @@ def test_pairs_matter_and_too_few_have_no_p() -> None:
 
 
 def test_names_stand_for_recipes_folders_files_and_runs() -> None:
-    table1 = [row.label for row in line_up(["cbafed/table1"])]
-    assert table1 == [row.label for row in line_up(["recipes/cbafed/table1"])]  # also far from the checkout
+    table1 = [row.label for row in make_rows(["cbafed/table1"])]
+    assert table1 == [row.label for row in make_rows(["recipes/cbafed/table1"])]  # also far from the checkout
     assert len(table1) == sum(name.startswith("cbafed/table1/") for name in known_recipes())
-    own, recipe = line_up([write("fedavg"), "demo"])
+    own, recipe = make_rows([write("fedavg"), "demo"])
     assert (own.label, recipe.label) == ("fedavg", "demo")
     assert recipe.experiment == resolve(load_recipe("demo"))
 
 
 def test_only_chooses_by_part_of_the_name_or_by_pattern() -> None:
-    rows = line_up(["cbafed/table1"], only=["fashion-mnist"])
+    rows = make_rows(["cbafed/table1"], only=["fashion-mnist"])
     assert {row.experiment.data.name for row in rows} == {"fashion-mnist"}
-    assert [row.label for row in line_up(["cbafed/table1"], only=["svhn-l*", "*/cifar10-u*"])] == [
+    assert [row.label for row in make_rows(["cbafed/table1"], only=["svhn-l*", "*/cifar10-u*"])] == [
         "cifar10-upper",
         "svhn-lower",
     ]
     with pytest.raises(TacitError, match=r"--only nothing leaves nothing of \d+ experiments: cbafed/table1/cif"):
-        line_up(["cbafed/table1"], only=["nothing"])
+        make_rows(["cbafed/table1"], only=["nothing"])
     with pytest.raises(TacitError, match="neither a recipe nor a file"):
-        line_up(["no-such-thing"])
+        make_rows(["no-such-thing"])
     Path("empty").mkdir()
     with pytest.raises(TacitError, match="neither runs of tacit nor recipes"):
-        line_up(["empty"])
+        make_rows(["empty"])
 
 
 def test_seeds_share_a_row_and_settings_have_their_own_folder() -> None:
     name = write("fedavg")
-    row, *others = line_up([name, name], seeds=3)
+    row, *others = make_rows([name, name], seeds=3)
     assert others == []  # given twice, compared once
     assert [job.experiment.seed for job in row.jobs] == [0, 1, 2]
     assert len({job.folder for job in row.jobs}) == 3
-    (changed,) = line_up([name], {"train.lr": 0.07}, seeds=3)
+    (changed,) = make_rows([name], {"train.lr": 0.07}, seeds=3)
     assert not {job.folder for job in changed.jobs} & {job.folder for job in row.jobs}
-    (retitled,) = line_up([name], {"title": "x", "backend.workers": 1}, seeds=3)  # nothing that changes the outcome
+    (retitled,) = make_rows([name], {"title": "x", "backend.workers": 1}, seeds=3)  # nothing that changes the outcome
     assert [job.folder for job in retitled.jobs] == [job.folder for job in row.jobs]
 
 
@@ -151,22 +151,22 @@ def test_runs_that_differ_in_the_seed_only_are_one_row() -> None:
     for seed in (4, 5):
         one = experiment.model_copy(update={"seed": seed})
         run_experiment(one, Path(f"mine/a-seed{seed}"))
-    (row,) = line_up(["mine"])
+    (row,) = make_rows(["mine"])
     assert row.label == "a"
     assert [(job.experiment.seed, job.finished) for job in row.jobs] == [(4, True), (5, True)]
-    (more,) = line_up(["mine"], seeds=3)
+    (more,) = make_rows(["mine"], seeds=3)
     assert [(job.experiment.seed, job.finished) for job in more.jobs] == [(4, True), (5, True), (6, False)]
     with pytest.raises(TacitError, match=r"is a run already.*\n.*train.lr.*\n.*experiment.toml"):
-        line_up(["mine/a-seed4"], {"train.lr": 0.5})
+        make_rows(["mine/a-seed4"], {"train.lr": 0.5})
     with pytest.raises(TacitError, match="is a run already"):
-        line_up(["mine/a-seed4"], scale="tenth")
+        make_rows(["mine/a-seed4"], scale="tenth")
 
 
 # --- Are they comparable? ---------------------------------------------------------------------------------
 
 
 def rows_of(*experiments: Experiment) -> list[Row]:
-    return [Row(f"row{k}", (Job(one, Path(f"r{k}")),)) for k, one in enumerate(experiments)]
+    return [Row(f"row{k}", (PendingRun(one, Path(f"r{k}")),)) for k, one in enumerate(experiments)]
 
 
 def words(*experiments: Experiment) -> list[list[str]]:
@@ -239,7 +239,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
         "upper": {"method.name": "fedavg", "data.reveal": "all", "paper.accuracy": 90.0},
     }.items():
         experiments = [resolve(SMOKE, changes, paper, {"seed": seed}) for seed in (0, 1)]
-        rows.append(Row(label, tuple(Job(one, folder / f"{label}-seed{one.seed}") for one in experiments)))
+        rows.append(Row(label, tuple(PendingRun(one, folder / f"{label}-seed{one.seed}") for one in experiments)))
     for row in rows:
         for job in row.jobs:
             run_experiment(job.experiment, job.folder)
@@ -463,7 +463,7 @@ def test_report_and_compare_agree_on_what_is_one_experiment() -> None:
         folder.mkdir(parents=True)
         (folder / "experiment.toml").write_text(resolve(SMOKE, {"method.name": "fedavg"}, change).to_toml())
     expected = {frozenset({0, 1, 2, 3, 4}), frozenset({5, 6}), frozenset({7})}
-    rows = line_up(["all"])
+    rows = make_rows(["all"])
     assert {frozenset(job.experiment.seed for job in row.jobs) for row in rows} == expected
     assert {frozenset(group["seeds"]) for group in collect([Path("all")])["groups"]} == expected
     kept = [job.experiment for row in rows for job in row.jobs]
@@ -474,7 +474,7 @@ def test_report_and_compare_agree_on_what_is_one_experiment() -> None:
 def test_a_device_has_a_folder_of_its_own_and_is_kept_on_resume() -> None:
     """A run is not resumed on another device, so a comparison must not find the other device's folder."""
     name = write("fedavg")
-    (here,), (there,) = line_up([name]), line_up([name], {"device": "cpu"})
+    (here,), (there,) = make_rows([name]), make_rows([name], {"device": "cpu"})
     assert here.jobs[0].folder != there.jobs[0].folder
     assert identity(here.experiment) == identity(there.experiment)
     there.jobs[0].folder.mkdir(parents=True)

@@ -11,7 +11,7 @@ import torch
 from runs import TINY, digest, timeless
 from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import PLACEMENTS, Method, Reply, Stage, Task
-from tacit.contract.parties import Client, Hub, Moment
+from tacit.contract.parties import Client, Hub, RoundInfo
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload
@@ -20,7 +20,7 @@ from tacit.engine.run import run_experiment
 from tacit.methods import find_method, known_methods
 from tacit.runs.folder import Run
 from tacit.runs.plan import stages_of
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 
 PAIRS = [(name, place) for name in known_methods() for place in find_method(name).placements]
 every_method = pytest.mark.parametrize("name", known_methods())
@@ -106,7 +106,7 @@ def test_two_rounds_and_the_walls(whole: Whole) -> None:
             assert tensor.untyped_storage().data_ptr() not in kept_tensors or tensor.numel() == 0
 
 
-class Interruptions(Silence):
+class Interruptions(NullWatcher):
     """Ctrl-C, once at every moment: in the middle of each round, and after each, a stage's last one aside.
 
     So a run that was stopped in a stage's last round also goes on into the next stage without another stop.
@@ -116,9 +116,9 @@ class Interruptions(Silence):
         self.last = {stage.name: stage.rounds - 1 for stage in stages[:-1]}
         self.happened: list[tuple[int, str]] = []
 
-    def client_done(self, moment: Moment, done: int, asked: int) -> None:
+    def client_done(self, round_info: RoundInfo, done: int, asked: int) -> None:
         if done == 1:
-            self._stop(moment.step, "middle")
+            self._stop(round_info.step, "middle")
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         if self.last.get(record["stage"]) != record["round"]:
@@ -159,7 +159,7 @@ class Learned(Exception):
     """It is far better than guessing: no need to go on."""
 
 
-class Examiner(Silence):
+class Examiner(NullWatcher):
     def round_done(self, record: Mapping[str, Any]) -> None:
         if record["stage"] == "main" and record["accuracy"] > 0.4:
             raise Learned

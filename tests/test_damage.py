@@ -16,14 +16,14 @@ from benchmarks.kills import DAMAGES, Heard, Stop, experiment_of, files_of, outc
 from tacit.config.resolve import resolve
 from tacit.core import payload
 from tacit.core.errors import TacitError
-from tacit.core.files import beside, sweep, write_atomically
+from tacit.core.files import atomic_path, sweep, write_atomically
 from tacit.core.settings import Keep
 from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
 from tacit.runs.integrity import check_run
 from tacit.runs.manifest import Manifest, load_manifest
-from tacit.runs.memory import Kept
-from tacit.runs.watchers import Silence
+from tacit.runs.memory import ClientMemory
+from tacit.runs.watchers import NullWatcher
 from tacit.runs.writer import roll_back
 
 # A stage before the method, a memory at each client.
@@ -204,7 +204,7 @@ def test_rolling_back(finished: Run, tmp_path: Path) -> None:
     assert check_run(folder) == []
     seen: list[int] = []
 
-    class Count(Silence):
+    class Count(NullWatcher):
         def round_done(self, record: object) -> None:
             seen.append(record["step"])  # type: ignore[index]
 
@@ -224,7 +224,7 @@ def test_more_checkpoints_reach_further_back(tmp_path: Path, finished: Run) -> N
 
 
 def test_memory_goes_back_with_the_run(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, Keep(latest=1, checkpoints=3))
+    kept = ClientMemory(tmp_path, Keep(latest=1, checkpoints=3))
     for step in range(4):
         kept.forget(step)
         kept.write(step % 2, step, 0, {"x": step})
@@ -371,7 +371,7 @@ def test_wrong_permissions_are_a_sentence(mode: int, copy: Path) -> None:
         (copy / what).chmod(0o755 if (copy / what).is_dir() else 0o644)
 
 
-class StopAtOnce(Silence):
+class StopAtOnce(NullWatcher):
     def start(self, plan: object, done: int) -> None:
         raise KeyboardInterrupt
 
@@ -383,7 +383,7 @@ def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(TacitError, match="a folder where a file should be"):
         write_atomically(tmp_path / "x", b"")
-    with pytest.raises(ZeroDivisionError), beside(tmp_path / "y") as new:
+    with pytest.raises(ZeroDivisionError), atomic_path(tmp_path / "y") as new:
         new.write_bytes(b"half" * (1 // 0))
     sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "x"]

@@ -13,7 +13,7 @@ from torch import nn
 from tacit.config.recipes import known_recipes, load_recipe
 from tacit.config.resolve import resolve
 from tacit.contract.method import Reply, Task
-from tacit.contract.parties import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.contract.parties import Client, Hub, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.core.payload import Payload, tensor_in, weights_in
 from tacit.core.settings import Net, Participation, Train
 from tacit.methods.ddrfed.ddrfed import (
@@ -230,7 +230,7 @@ def images(count: int, seed: int = 0) -> torch.Tensor:
 
 def client(world: Setup, labels: list[int], unlabeled: int) -> Client:
     held = Shard(Labeled(images(len(labels), 1), torch.tensor(labels, dtype=torch.int64)), images(unlabeled, 2))
-    return Client(world, held, Moment("main", 0, 20, 0), 1, 0, Workbench(world))
+    return Client(world, held, RoundInfo("main", 0, 20, 0), 1, 0, NetPool(world))
 
 
 def task(world: Setup) -> Task:
@@ -280,7 +280,7 @@ def test_the_running_means_begin_at_one_over_k_and_stay_with_the_client() -> Non
 def merged(method: DDRFed, examples: tuple[int, ...]) -> tuple[Payload, dict[str, Any]]:
     world = setup()
     empty = Shard(Labeled(images(0), torch.zeros(0, dtype=torch.int64)), images(0))
-    hub = Hub(world, empty, Moment("main", 1, 20, 1), Workbench(world))
+    hub = Hub(world, empty, RoundInfo("main", 1, 20, 1), NetPool(world))
     counts = torch.tensor([[10.0, 0, 0, 0], [0, 5, 5, 0], [0, 0, 0, 20]])
     replies = [
         Reply(

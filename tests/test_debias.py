@@ -101,8 +101,8 @@ def test_as_a_plug_in_it_changes_which_labels_are_believed() -> None:
     probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]])
     plain = confident(probs, 0.7)
     debiased = confident(debias(probs, average_prediction(probs)), 0.7)
-    assert (plain.label.tolist(), plain.kept.tolist()) == ([0, 0, 0], [True, True, False])
-    assert (debiased.label.tolist(), debiased.kept.tolist()) == ([0, 0, 1], [False, False, True])
+    assert (plain.label.tolist(), plain.accepted.tolist()) == ([0, 0, 0], [True, True, False])
+    assert (debiased.label.tolist(), debiased.accepted.tolist()) == ([0, 0, 1], [False, False, True])
 
 
 def test_the_moving_average_forgets_by_half() -> None:

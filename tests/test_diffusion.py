@@ -19,7 +19,7 @@ from runs import TINY
 from tacit.cli.app import app
 from tacit.config.resolve import resolve
 from tacit.contract.method import Reply, Task
-from tacit.contract.parties import Client, Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.contract.parties import Client, Hub, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import tensor_in, weights_in
@@ -58,13 +58,13 @@ def images(count: int) -> torch.Tensor:
 def hub(number: int = 0, rounds: int = 4, clients: int = 3) -> Hub:
     setup = world(clients)
     empty = Shard(Labeled(images(0), torch.zeros(0, dtype=torch.int64)), images(0))
-    return Hub(setup, empty, Moment("diffusion", number, rounds, number), Workbench(setup))
+    return Hub(setup, empty, RoundInfo("diffusion", number, rounds, number), NetPool(setup))
 
 
 def client(labels: list[int], unlabeled: int) -> Client:
     setup = world()
     shard = Shard(Labeled(images(len(labels)), torch.tensor(labels, dtype=torch.int64)), images(unlabeled))
-    return Client(setup, shard, Moment("diffusion", 0, 4, 0), 0, 0, Workbench(setup))
+    return Client(setup, shard, RoundInfo("diffusion", 0, 4, 0), 0, 0, NetPool(setup))
 
 
 # The pieces

@@ -13,7 +13,8 @@ import torch
 from runs import digest, timeless
 from tacit.backends import waves
 from tacit.contract.method import Method, Reply, Task
-from tacit.contract.parties import RECORDED, Hub
+from tacit.contract.parties import Hub
+from tacit.contract.record import KEYS
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload
 from tacit.engine.summary import summarize
@@ -44,7 +45,7 @@ def test_the_resolved_experiment_reproduces_the_run(tiny: Tiny, tmp_path: Path) 
 def test_a_record_holds_what_was_promised(tiny: Tiny) -> None:
     run = tiny("fixmatch", "clients")
     record = run.records[-1]
-    figures = {"accuracy", "auc", "loss", "per_class", "pseudo_accuracy", "kept_ratio"}
+    figures = {"accuracy", "auc", "loss", "per_class", "pseudo_accuracy", "accepted_ratio"}
     assert figures | {"stage", "round", "asked", "answered", "bytes_up", "bytes_down", "seconds"} <= set(record)
     assert record["bytes_up"] > 0
     assert len(record["per_class"]) == 10
@@ -102,8 +103,8 @@ class Bad(FedAvg):
 
     harm: str = ""
 
-    def client_train(self, task: Task, kept: dict, me: object) -> Reply:  # type: ignore[override]
-        reply = super().client_train(task, kept, me)  # type: ignore[arg-type]
+    def client_train(self, task: Task, memory: dict, me: object) -> Reply:  # type: ignore[override]
+        reply = super().client_train(task, memory, me)  # type: ignore[arg-type]
         if task.client != 1:
             return reply
         model = dict(reply.send["model"])  # type: ignore[arg-type]
@@ -166,7 +167,7 @@ def test_declared_kinds_are_checked() -> None:
 
 
 def test_a_failing_client_says_where(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Method, task: Task, kept: object, me: object) -> Reply:
+    def fail(self: Method, task: Task, memory: object, me: object) -> Reply:
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(FedAvg, "client_train", fail)
@@ -233,7 +234,7 @@ def test_notes_cannot_stand_in_the_place_of_the_record(tiny: Tiny, monkeypatch: 
 
 def test_every_name_of_a_record_is_reserved(tiny: Tiny) -> None:
     record = tiny("fixmatch", "clients").records[-1]
-    assert set(record) <= RECORDED
+    assert set(record) <= KEYS.keys()
 
 
 def test_a_server_that_diverges_is_told_and_the_model_stays(tiny: Tiny) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import evidence, page, shelf
-from tacit.compare.rows import Job, identity
+from tacit.compare.rows import PendingRun, identity
 from tacit.runs.folder import Run
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +42,7 @@ def test_claims_are_about_rows_that_exist() -> None:
 def test_a_kept_run_is_small_and_tells_the_same(tiny: Tiny, apart: Path) -> None:
     run = tiny("fixmatch", "clients", rounds=3)
     place = shelf.place_of(run.experiment, {})
-    shelf.put_away(Job(run.experiment, run.folder), place)
+    shelf.put_away(PendingRun(run.experiment, run.folder), place)
     kept = Run(place)
     assert identity(kept.experiment) == identity(run.experiment)
     assert kept.summary == run.summary
@@ -108,9 +108,9 @@ def test_verdicts(tiny: Tiny, apart: Path, ours: list[float], theirs: list[float
         for seed, value in enumerate(values):
             experiment = run.experiment.model_copy(update={"seed": seed})
             place = apart / label / str(seed)
-            shelf.put_away(Job(experiment, run.folder), place)
+            shelf.put_away(PendingRun(experiment, run.folder), place)
             (place / "rounds.jsonl").write_text(json.dumps({"step": 0, "accuracy": value, "work": 1.0}) + "\n")
-            jobs.append(Job(experiment, place))
+            jobs.append(PendingRun(experiment, place))
         rows.append(page.Row(label, tuple(jobs)))
     claim = {"says": "a is better", "source": "", "better": "a", "than": "b"}
     assert page.judge(claim, page.lines_of(rows)).verdict == verdict

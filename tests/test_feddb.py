@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply, Task
-from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
 from tacit.core.payload import tensor_in, weights_in
 from tacit.data.federation import Federation
 from tacit.engine.run import run_experiment
@@ -24,7 +24,7 @@ from tacit.runs.folder import Run
 from tacit.runs.plan import Plan, prepare
 
 Tiny = Callable[..., Run]
-MOMENT = Moment("main", 0, 10, 0)
+MOMENT = RoundInfo("main", 0, 10, 0)
 
 
 class World:
@@ -50,10 +50,10 @@ class World:
 
     def client(self, number: int = 0) -> Client:
         shard = self.federation.client_shard(number)
-        return Client(self.plan.setup, shard, MOMENT, number, 0, Workbench(self.plan.setup))
+        return Client(self.plan.setup, shard, MOMENT, number, 0, NetPool(self.plan.setup))
 
     def server(self) -> Hub:
-        return Hub(self.plan.setup, self.federation.server_shard(), MOMENT, Workbench(self.plan.setup))
+        return Hub(self.plan.setup, self.federation.server_shard(), MOMENT, NetPool(self.plan.setup))
 
     def train(self, method: FedDB, number: int = 0, kept: dict | None = None) -> tuple[Reply, Client]:
         me = self.client(number)
@@ -108,13 +108,13 @@ def test_pseudo_labels_are_debiased_and_given_once(world: World) -> None:
     expected = confident(debias(raw, average_prediction(raw)), 0.8)
     assert len(me.labelling.label) == 1
     assert torch.equal(me.labelling.label[0], expected.label)
-    assert torch.equal(me.labelling.kept[0], expected.kept)
-    assert 0 < int(expected.kept.sum()) < len(expected.kept)
+    assert torch.equal(me.labelling.accepted[0], expected.accepted)
+    assert 0 < int(expected.accepted.sum()) < len(expected.accepted)
     assert not torch.equal(expected.label, confident(raw, 0.8).label)
-    assert reply.examples == len(me.shard.labeled) + int(expected.kept.sum())
+    assert reply.examples == len(me.shard.labeled) + int(expected.accepted.sum())
     plain = world.train(dataclasses.replace(method, debias=False))[1].labelling
     assert torch.equal(plain.label[0], confident(raw, 0.8).label)
-    assert torch.equal(plain.kept[0], confident(raw, 0.8).kept)
+    assert torch.equal(plain.accepted[0], confident(raw, 0.8).accepted)
 
 
 def test_the_uploaded_app_u_moves_with_the_model(world: World) -> None:
@@ -138,7 +138,7 @@ def test_app_u_over_the_kept_only(world: World) -> None:
     reply, me = world.train(FedDB(threshold=0.8, app_over="kept", app_momentum=0.25, trace=True))
     raw = world.probs(me.shard.unlabeled)
     start = average_prediction(raw)
-    expected = 0.25 * start + 0.75 * raw[me.labelling.kept[0]].mean(dim=0)
+    expected = 0.25 * start + 0.75 * raw[me.labelling.accepted[0]].mean(dim=0)
     torch.testing.assert_close(reply.tensor("app_u"), expected)
     torch.testing.assert_close(reply.tensor("app_u_before"), start)
     nothing, _ = world.train(FedDB(threshold=1.0, app_over="kept"))
@@ -151,7 +151,7 @@ def test_the_unlabelled_loss_is_a_mean_over_all_or_over_the_kept() -> None:
     world.weights = World().learn().weights
     over_all, me = world.train(FedDB(threshold=0.8))
     over_kept, _ = world.train(FedDB(threshold=0.8, loss_over="kept"))
-    share = float(me.labelling.kept[0].float().mean())
+    share = float(me.labelling.accepted[0].float().mean())
     assert 0.05 < share < 0.95
     torch.testing.assert_close(moved(over_all, world), share * moved(over_kept, world), rtol=1e-3, atol=1e-6)
     half, _ = world.train(FedDB(threshold=0.8, weight=0.5))
@@ -162,7 +162,7 @@ def test_one_step_by_hand() -> None:
     """Weak views of the labelled, strong views of the believed images, plain gradient descent at λ = 2."""
     world = World(views__weak="crop", train__weight_decay=0.0).learn()
     reply, me = world.train(FedDB(threshold=0.8, weight=2.0))
-    sure, label = me.labelling.kept[0], me.labelling.label[0]
+    sure, label = me.labelling.accepted[0], me.labelling.label[0]
     believed, guess, labeled = me.shard.unlabeled[sure], label[sure], me.shard.labeled
     first, second = next(parallel_batches(len(labeled), len(believed), 0, me.rng("order")))
     net = me.model(world.weights)
@@ -178,14 +178,14 @@ def test_one_step_by_hand() -> None:
 
 def test_an_epoch_is_one_step_with_everything(world: World, forwards: list[int]) -> None:
     _, me = world.train(FedDB(threshold=0.8, chunk=0))
-    assert forwards == [len(me.shard.labeled), int(me.labelling.kept[0].sum())]
+    assert forwards == [len(me.shard.labeled), int(me.labelling.accepted[0].sum())]
 
 
 def test_mini_batches(world: World, forwards: list[int]) -> None:
     """Both sets in batches of 8; the shorter one begins again."""
     _, me = world.train(FedDB(threshold=0.8, batch=8))
     assert max(forwards) <= 9
-    longest = max(len(me.shard.labeled), int(me.labelling.kept[0].sum()))
+    longest = max(len(me.shard.labeled), int(me.labelling.accepted[0].sum()))
     assert len(forwards) in (2 * (longest // 8), 2 * (-(-longest // 8)))
 
 
@@ -220,7 +220,7 @@ def test_chunks_give_the_same_round(world: World, forwards: list[int]) -> None:
 def test_with_batch_norm_a_step_is_never_cut(forwards: list[int]) -> None:
     world = World(net__norm="bn", net__bn="batch")
     whole, me = world.train(FedDB(threshold=0.2, chunk=0))
-    sizes = [len(me.shard.labeled), int(me.labelling.kept[0].sum())]
+    sizes = [len(me.shard.labeled), int(me.labelling.accepted[0].sum())]
     assert forwards == sizes
     pieces, _ = world.train(FedDB(threshold=0.2, chunk=7))
     assert forwards == sizes * 2
@@ -352,7 +352,7 @@ def test_the_record_holds_what_the_figures_need(tiny: Tiny) -> None:
     """Figs. 1 and 3: class-wise accuracy, APP-Us by client; Figs. 6 and 7: right and kept pseudo-labels."""
     run = tiny("feddb", "clients", method__trace=True, method__dma="exact", method__batch=0, train__lr=0.3)
     for record in run.records:
-        assert {"per_class", "app_u", "app_u_before", "client_weights", "imbalance", "kept_ratio"} <= set(record)
+        assert {"per_class", "app_u", "app_u_before", "client_weights", "imbalance", "accepted_ratio"} <= set(record)
         assert "pseudo_accuracy" in record
         for name in ("app_u", "app_u_before"):
             table = torch.tensor(record[name])

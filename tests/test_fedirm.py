@@ -114,8 +114,8 @@ def test_the_filter_rejects_at_any_number_of_classes(classes: int, published_rej
     probs = torch.full((9, classes), 1 / classes)
     ours = reliable(probs, entropy, 0.0, entropy_limit(classes, 0.75))
     published = reliable(probs, entropy, 0.0, entropy_limit(classes, 0.75, nats=2.0))
-    assert not ours.kept.any()
-    assert published.kept.logical_not().all() == published_rejects
+    assert not ours.accepted.any()
+    assert published.accepted.logical_not().all() == published_rejects
 
 
 def test_a_client_rejects_at_five_classes() -> None:
@@ -127,7 +127,7 @@ def test_a_client_rejects_at_five_classes() -> None:
     for preset, reliable_ones in (({}, 0), (FedIRM.presets["released"], 20)):
         me = by_hand.client(world, by_hand.shard([], 20))
         FedIRM(confidence=0.1, unlabeled_lr=1e-9, **preset).client_train(task, {}, me)
-        assert int(torch.cat(me.labelling.kept).sum()) == reliable_ones
+        assert int(torch.cat(me.labelling.accepted).sum()) == reliable_ones
 
 
 def test_the_entropy_under_dropout() -> None:

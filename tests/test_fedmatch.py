@@ -14,7 +14,7 @@ from runs import TINY
 from tacit.config.recipes import known_recipes, load_recipe
 from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply, Task
-from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.data.federation import Federation
 from tacit.methods.fedmatch import (
@@ -32,7 +32,7 @@ from tacit.methods.fedmatch import (
     noise_image,
     refreshed,
 )
-from tacit.nets.optimizer import descend, sgd
+from tacit.nets.optimizer import optimizer_step, sgd
 from tacit.pieces.aggregate import stacked
 from tacit.runs.folder import Run
 from tacit.runs.plan import Plan, prepare
@@ -51,13 +51,13 @@ class World:
         self.method: FedMatch = self.plan.stages[-1].method  # type: ignore[assignment]
 
     def client(self, number: int = 0, round: int = 0) -> Client:
-        moment = Moment("main", round, 4, round)
+        round_info = RoundInfo("main", round, 4, round)
         shard = self.federation.client_shard(number)
-        return Client(self.plan.setup, shard, moment, number, 0, Workbench(self.plan.setup))
+        return Client(self.plan.setup, shard, round_info, number, 0, NetPool(self.plan.setup))
 
     def hub(self, round: int = 0) -> Hub:
-        moment = Moment("main", round, 4, round)
-        return Hub(self.plan.setup, self.federation.server_shard(), moment, Workbench(self.plan.setup))
+        round_info = RoundInfo("main", round, 4, round)
+        return Hub(self.plan.setup, self.federation.server_shard(), round_info, NetPool(self.plan.setup))
 
     def start(self) -> Payload:
         return self.method.server_start(self.hub(-1), {})
@@ -118,9 +118,9 @@ def test_one_optimiser_moves_one_part_at_a_time() -> None:
     model = Decomposed(nn.Linear(1, 1, bias=False), {"weight": torch.ones(1, 1)}, {"weight": torch.ones(1, 1)})
     optimizer = sgd(model, lr=0.1, momentum=0.9)
     x = torch.ones(1, 1)
-    descend(model, optimizer, 100 * model.learning("psi")(x).sum(), clip=1.0)
+    optimizer_step(model, optimizer, 100 * model.learning("psi")(x).sum(), clip=1.0)
     assert [model.part("sigma")["weight"].item(), model.part("psi")["weight"].item()] == pytest.approx([1.0, 0.9])
-    descend(model, optimizer, model.learning("sigma")(x).sum(), clip=1.0)
+    optimizer_step(model, optimizer, model.learning("sigma")(x).sum(), clip=1.0)
     assert [model.part("sigma")["weight"].item(), model.part("psi")["weight"].item()] == pytest.approx([0.9, 0.9])
     assert model.merged().weight.item() == pytest.approx(1.8)
 
@@ -174,8 +174,8 @@ def test_debiasing_is_each_models_own() -> None:
     both = torch.arange(2)
     assert plain.votes.tolist() == [[1, 1]]
     assert debiased.votes.tolist() == [[0, 1]]  # .4/.25 > .6/.75
-    assert plain.label(both, own).kept.tolist() == [True, False]
-    assert debiased.label(both, own).kept.tolist() == [True, False]  # .9/.75 : .1/.25 = 3 : 1
+    assert plain.label(both, own).accepted.tolist() == [True, False]
+    assert debiased.label(both, own).accepted.tolist() == [True, False]  # .9/.75 : .1/.25 = 3 : 1
     assert plain.accept(own).label.tolist() == [0, 0]
     assert debiased.accept(own).label.tolist() == [0, 1]
     assert torch.equal(debiased.probs, helper)  # what consistency looks at stays as it is
@@ -302,8 +302,8 @@ def test_the_loss_of_images_by_its_parts() -> None:
     torch.testing.assert_close(loss(0.0), penalty + 0.3 * (apart + strong))
     told = me.labelling
     assert torch.equal(told.label[-1], label)
-    assert told.kept[0].sum() == 0
-    assert told.kept[-1].sum() == 8
+    assert told.accepted[0].sum() == 0
+    assert told.accepted[-1].sum() == 8
 
 
 @pytest.mark.parametrize("placement", ["server", "clients"])
@@ -342,15 +342,15 @@ def test_the_recipes_name_its_rows() -> None:
         for data in ("cifar10", "svhn", "cifar100"):
             for row, debias in (("fedmatch", False), ("fedmatch-feddpl", True)):
                 experiment = resolve(load_recipe(f"feddb/table{table}/{data}-{row}"))
-                beside = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
+                atomic_path = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
                 assert build_method(experiment).debias == debias
-                assert (experiment.data, experiment.rounds) == (beside.data, beside.rounds)
+                assert (experiment.data, experiment.rounds) == (atomic_path.data, atomic_path.rounds)
                 assert (experiment.train.epochs, experiment.train.lr) == (5, 0.03)
                 assert experiment.paper.accuracy
     shards = [name for name in known_recipes() if name.startswith("bsemifl/table1") and name.endswith("-fedmatch")]
     assert len(shards) == 9
     for name in shards:
-        experiment, beside = resolve(load_recipe(name)), resolve(load_recipe(name.replace("fedmatch", "semifl")))
-        assert (experiment.data, experiment.net) == (beside.data, beside.net)
-        assert (experiment.train.batch, experiment.train.epochs) == (beside.train.batch, beside.train.epochs)
+        experiment, atomic_path = resolve(load_recipe(name)), resolve(load_recipe(name.replace("fedmatch", "semifl")))
+        assert (experiment.data, experiment.net) == (atomic_path.data, atomic_path.net)
+        assert (experiment.train.batch, experiment.train.epochs) == (atomic_path.train.batch, atomic_path.train.epochs)
         assert 10 < experiment.paper.accuracy < 80

@@ -11,7 +11,7 @@ from runs import TINY
 from tacit.config.recipes import load_recipe
 from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply
-from tacit.contract.parties import Hub, Moment, Workbench
+from tacit.contract.parties import Hub, NetPool, RoundInfo
 from tacit.core.payload import Weights, weights_in
 from tacit.data.federation import Federation
 from tacit.methods.fedrgd import FedRGD
@@ -31,7 +31,7 @@ def world(placement: str = "server", **settings: Any) -> tuple[Plan, Federation]
 
 def hub_of(world: tuple[Plan, Federation], round: int = 0) -> Hub:
     plan, federation = world
-    return Hub(plan.setup, federation.server_shard(), Moment("main", round, 9, round), Workbench(plan.setup))
+    return Hub(plan.setup, federation.server_shard(), RoundInfo("main", round, 9, round), NetPool(plan.setup))
 
 
 def moved(weights: Weights, by: float) -> Weights:
@@ -173,8 +173,8 @@ def test_the_recipes_name_its_rows() -> None:
         for data in ("cifar10", "svhn", "cifar100"):
             for row, debias in (("fedrgd", False), ("fedrgd-feddpl", True)):
                 experiment = resolve(load_recipe(f"feddb/table{table}/{data}-{row}"))
-                beside = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
+                atomic_path = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
                 assert build_method(experiment).debias == debias
-                assert (experiment.data, experiment.rounds) == (beside.data, beside.rounds)
+                assert (experiment.data, experiment.rounds) == (atomic_path.data, atomic_path.rounds)
                 assert experiment.net.norm == "gn"
                 assert experiment.paper.accuracy

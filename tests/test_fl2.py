@@ -198,20 +198,20 @@ PROBS = torch.tensor([[0.8, 0.1, 0.1], [0.6, 0.3, 0.1], [0.7, 0.2, 0.1], [0.3, 0
 
 def test_thresholds_follow_the_client_class_by_class() -> None:
     """Mean highest probability .6; mean prediction .55, .27, .18: thresholds .6, .2945, .1964."""
-    found = FL2().believe(PROBS)
+    found = FL2().accept(PROBS)
     assert found.label.tolist() == [0, 0, 0, 1, 2]
-    assert found.kept.tolist() == [True, True, True, True, True]
+    assert found.accepted.tolist() == [True, True, True, True, True]
     sharper = PROBS.clone()
     sharper[0] = torch.tensor([0.98, 0.01, 0.01])  # the mean is now .636, class 0 still the one seen most
-    assert FL2().believe(sharper).kept.tolist() == [True, False, True, True, True]
-    assert FL2(adaptive=False, threshold=0.7).believe(PROBS).kept.tolist() == [True, False, True, False, False]
-    assert len(FL2().believe(torch.zeros(0, 0)).kept) == 0
+    assert FL2().accept(sharper).accepted.tolist() == [True, False, True, True, True]
+    assert FL2(adaptive=False, threshold=0.7).accept(PROBS).accepted.tolist() == [True, False, True, False, False]
+    assert len(FL2().accept(torch.zeros(0, 0)).accepted) == 0
 
 
 def test_debiased_labels() -> None:
     probs = torch.tensor([[0.9, 0.1]] * 5 + [[0.6, 0.4]] * 5)
-    assert FL2().believe(probs).label.tolist() == [0] * 10
-    assert FL2(debias=True).believe(probs).label.tolist() == [0] * 5 + [1] * 5
+    assert FL2().accept(probs).label.tolist() == [0] * 10
+    assert FL2(debias=True).accept(probs).label.tolist() == [0] * 5 + [1] * 5
 
 
 def test_a_client_tells_the_status_of_the_model_as_it_came() -> None:
@@ -222,7 +222,7 @@ def test_a_client_tells_the_status_of_the_model_as_it_came() -> None:
     probs = SemiFL().look(me.model(weights), me.shard.unlabeled, me)
     assert reply.number("status") == pytest.approx(float(probs.max(dim=1).values.mean()), rel=1e-6)
     assert reply.metrics["status"] == reply.send["status"]
-    assert reply.examples == int(FL2().believe(probs).kept.sum()) > 0
+    assert reply.examples == int(FL2().accept(probs).accepted.sum()) > 0
 
 
 def test_a_labelled_client_measures_itself_on_its_own_images() -> None:

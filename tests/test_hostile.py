@@ -20,7 +20,7 @@ from tacit.backends import LocalBackend
 from tacit.backends.base import unsendable
 from tacit.config.resolve import resolve
 from tacit.contract.method import Reply, Task
-from tacit.contract.parties import Moment
+from tacit.contract.parties import RoundInfo
 from tacit.core import payload
 from tacit.core.payload import Payload
 from tacit.core.settings import Experiment
@@ -30,9 +30,9 @@ from tacit.engine.run import run_experiment
 from tacit.methods import find_method, known_methods
 from tacit.pieces.train import weights_of
 from tacit.runs.folder import Run
-from tacit.runs.memory import Kept
+from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import prepare
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 from tacit.runs.writer import OpenRun
 from tacit.sites.jobs import Job
 from tacit.sites.rehearse import write_parties
@@ -78,7 +78,7 @@ class Hostile(FedAvg):
             return Reply(send={"model": net.state_dict()}, examples=len(me.shard.labeled))
         if harm == "send the task":
             return Reply(send=task.send, examples=len(me.shard.labeled))
-        reply = super().client_train(task, kept, me)
+        reply = super().client_train(task, memory, me)
         sent = dict(weights_in(reply.send, "model"))
         if harm == "alias":
             ALIAS.append(sent)
@@ -166,14 +166,14 @@ def test_what_a_client_changes_reaches_neither_the_server_nor_earlier_replies(
 ) -> None:
     plan = prepare(hostile)
     federation = Federation(plan.dataset, plan.split, plan.setup.device)
-    backend = LocalBackend(plan.setup, federation, Kept(tmp_path / "kept"))
+    backend = LocalBackend(plan.setup, federation, ClientMemory(tmp_path / "kept"))
     state: Payload = {"model": weights_of(plan.setup.build(torch.Generator().manual_seed(0)))}
     first, replies = copies(state), []
     for number in range(2):
         tasks = [
             Task(HARM.index(harm), state) for harm in ("change the task", "alias", "send the task", "send the net")
         ]
-        outcomes = backend.run(plan.stages[0], Moment("main", number, 2, number), tasks, lambda done: None)
+        outcomes = backend.run(plan.stages[0], RoundInfo("main", number, 2, number), tasks, lambda done: None)
         assert not any(one.fault for one in outcomes)
         replies += [(one.reply.send, copies(one.reply.send)) for one in outcomes]
         assert list(state) == ["model"]
@@ -206,7 +206,7 @@ def test_sites_say_the_same(local: Run, hostile: Experiment, tmp_path: Path) -> 
     sites = {name: Site(Settings(name, tmp_path / "parties" / name, tmp_path / name, own)) for name in names}
     changes = {"data.name": str(tmp_path / "parties" / "server"), "backend.name": "flower"}
     job = Job(resolve(hostile.to_dict(), changes).to_dict(), str(tmp_path / "run"), tuple(sites))
-    assert outcome(run_at_sites(job, Here(sites), Silence())) == outcome(local)
+    assert outcome(run_at_sites(job, Here(sites), NullWatcher())) == outcome(local)
 
 
 # --- Replies drawn at random, for every method from its declaration ------------------------------------------------
@@ -263,13 +263,17 @@ def test_no_reply_ends_a_run_or_leaves_a_model_that_is_none(name: str, tmp_path:
     try:
         plan.split.save(folder.split_path)
         federation = Federation(plan.dataset, plan.split, plan.setup.device)
-        backend = LocalBackend(plan.setup, federation, Kept(folder.kept_folder))
-        engine, stage, moment = Engine(plan, folder, backend, Silence()), plan.stages[-1], Moment("main", 0, 2, 0)
-        state = stage.method.server_start(engine._hub(Moment("main", -1, 2, 0)), {})
-        hub = engine._hub(moment)
+        backend = LocalBackend(plan.setup, federation, ClientMemory(folder.kept_folder))
+        engine, stage, round_info = (
+            Engine(plan, folder, backend, NullWatcher()),
+            plan.stages[-1],
+            RoundInfo("main", 0, 2, 0),
+        )
+        state = stage.method.server_start(engine._hub(RoundInfo("main", -1, 2, 0)), {})
+        hub = engine._hub(round_info)
         tasks = stage.method.server_send(state, hub)
-        honest = backend.run(stage, moment, tasks, lambda done: None)
-        assert engine._usable(stage, moment, state, tasks, honest)[1] == []
+        honest = backend.run(stage, round_info, tasks, lambda done: None)
+        assert engine._usable(stage, round_info, state, tasks, honest)[1] == []
         if not honest:
             return
 
@@ -283,9 +287,11 @@ def test_no_reply_ends_a_run_or_leaves_a_model_that_is_none(name: str, tmp_path:
                 outcomes[place] = dataclasses.replace(
                     honest[place], reply=reply if not fault else Reply(send={}, examples=0), fault=fault
                 )
-            usable, refused = engine._usable(stage, moment, state, tasks, outcomes)
+            usable, refused = engine._usable(stage, round_info, state, tasks, outcomes)
             assert len(usable) + len(refused) == len(tasks)
-            merged = engine._merge(stage, moment, state, usable, 1, engine._hub(moment)).state if usable else state
+            merged = (
+                engine._merge(stage, round_info, state, usable, 1, engine._hub(round_info)).state if usable else state
+            )
             payload.check(merged)
             assert payload.first_not_finite(merged) == ""
 

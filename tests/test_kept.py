@@ -15,7 +15,7 @@ from tacit.core.payload import Payload
 from tacit.core.settings import Experiment, Keep
 from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
-from tacit.runs.memory import Kept
+from tacit.runs.memory import ClientMemory
 
 Tiny = Callable[..., Run]
 
@@ -24,13 +24,13 @@ def value(number: float) -> Payload:
     return {"x": torch.tensor([float(number)])}
 
 
-def read(kept: Kept, client: int, step: int, wave: int = 0) -> float | None:
+def read(kept: ClientMemory, client: int, step: int, wave: int = 0) -> float | None:
     found = kept.read(client, step, wave)
     return float(found["x"]) if found else None  # type: ignore[arg-type]
 
 
 def test_a_client_reads_the_newest_version_from_before(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+    kept = ClientMemory(tmp_path)
     assert kept.read(0, 5, 0) == {}
     kept.write(0, 2, 0, value(2))
     kept.write(0, 5, 0, value(5))
@@ -41,7 +41,7 @@ def test_a_client_reads_the_newest_version_from_before(tmp_path: Path) -> None:
 
 
 def test_names_are_replaced_one_by_one(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+    kept = ClientMemory(tmp_path)
     kept.write(0, 0, 0, {"a": 1, "b": 1})
     kept.write(0, 1, 0, {"b": 2})
     assert kept.read(0, 2, 0) == {"a": 1, "b": 2}
@@ -50,7 +50,7 @@ def test_names_are_replaced_one_by_one(tmp_path: Path) -> None:
 
 
 def test_a_round_that_was_killed_finds_what_it_found_the_first_time(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+    kept = ClientMemory(tmp_path)
     kept.write(0, 3, 0, {"a": 3, "b": 3})
     kept.write(0, 7, 0, {"a": 7, "b": 7})
     kept.write(0, 9, 0, {"a": 9})  # killed here: b of round 9 was never written, and round 9 is run again
@@ -61,7 +61,7 @@ def test_a_round_that_was_killed_finds_what_it_found_the_first_time(tmp_path: Pa
 
 
 def test_a_file_that_was_being_written_is_not_read(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+    kept = ClientMemory(tmp_path)
     kept.write(0, 1, 0, value(1))
     (tmp_path / "client-0" / ".x@2-0.safetensors.123").write_bytes(b"half of")
     (tmp_path / "client-0" / "notes.txt").write_text("not ours")
@@ -71,7 +71,7 @@ def test_a_file_that_was_being_written_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+    kept = ClientMemory(tmp_path)
     kept.write(0, 1, 0, value(1))
     path = tmp_path / "client-0" / "x@1-0.safetensors"
     path.write_bytes(path.read_bytes()[:-2])
@@ -80,7 +80,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_what_no_round_can_ask_for_is_removed(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+    kept = ClientMemory(tmp_path)
     for step in range(5):
         kept.forget(step)
         kept.write(0, step, 0, value(step))
@@ -93,7 +93,7 @@ def test_what_no_round_can_ask_for_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_client_that_comes_back_after_300_rounds_finds_its_memory(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+    kept = ClientMemory(tmp_path)
     kept.write(17, 4, 0, {"local": {"w": torch.arange(6.0)}})
     for step in range(5, 305):
         kept.forget(step)
@@ -109,7 +109,7 @@ def test_memory_does_not_grow_with_clients_that_are_not_active(tmp_path: Path) -
         gc.collect()
         return sum(t.untyped_storage().nbytes() for t in gc.get_objects() if type(t) is torch.Tensor)
 
-    kept = Kept(tmp_path)
+    kept = ClientMemory(tmp_path)
     before, most = live(), 0
     for client in range(30):
         kept.read(client - 1, client, 0)
@@ -124,7 +124,7 @@ def test_half_precision_halves_the_weights_and_nothing_else(tmp_path: Path) -> N
     weights = {"w": torch.randn(5000, generator=generator), "steps": torch.tensor(70_001)}
     weights["w"][0] = 1e8
     keep: Payload = {"local": weights, "sums": torch.tensor([1 / 3]), "number": 0.1}
-    full, half = Kept(tmp_path / "full"), Kept(tmp_path / "half", Keep(half=True))
+    full, half = ClientMemory(tmp_path / "full"), ClientMemory(tmp_path / "half", Keep(half=True))
     full.write(0, 0, 0, keep)
     half.write(0, 0, 0, keep)
     assert full.nbytes() - half.nbytes() == pytest.approx(10_000, abs=200)
@@ -141,7 +141,7 @@ def test_half_precision_halves_the_weights_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_only_the_latest_clients_keep(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, Keep(latest=2))
+    kept = ClientMemory(tmp_path, Keep(latest=2))
     for step, clients in enumerate([(0, 1), (2,), (0,)]):
         kept.forget(step)
         for client in clients:
@@ -158,7 +158,7 @@ def test_only_the_latest_clients_keep(tmp_path: Path) -> None:
 
 def simulate(folder: Path, seed: int, kills: random.Random | None) -> tuple[list[tuple[int, int, object]], int]:
     """Twenty rounds in which three of eight clients keep; with kills, rounds are begun several times."""
-    kept, chance, seen = Kept(folder, Keep(latest=4)), random.Random(seed), []
+    kept, chance, seen = ClientMemory(folder, Keep(latest=4)), random.Random(seed), []
     for step in range(20):
         tasks = [(client, wave) for wave in range(2) for client in chance.sample(range(8), 3)]
         attempts = kills.randrange(3) if kills else 0
@@ -196,14 +196,14 @@ def test_a_run_with_bounds_resumes_exactly_on_any_backend(tmp_path: Path) -> Non
     free = run_experiment(remembering(latest=0, half=False), tmp_path / "free")
     shares = [[record["client_metrics"]["global_weight"] for record in run.records] for run in (whole, free)]
     assert shares[0] != shares[1]  # somebody who was forgotten labelled with the global model alone
-    assert 0 < whole.records[-1]["kept_bytes"] < 0.5 * free.records[-1]["kept_bytes"]
+    assert 0 < whole.records[-1]["memory_bytes"] < 0.5 * free.records[-1]["memory_bytes"]
     assert whole.summary is not None
-    assert whole.summary["kept_bytes"] == max(record["kept_bytes"] for record in whole.records)
+    assert whole.summary["memory_bytes"] == max(record["memory_bytes"] for record in whole.records)
 
     class Stop:
         def start(self, plan: object, done: int) -> None: ...
-        def client_done(self, moment: object, done: int, asked: int) -> None:
-            if moment.step == 4 and done == 1:  # type: ignore[attr-defined]
+        def client_done(self, round_info: object, done: int, asked: int) -> None:
+            if round_info.step == 4 and done == 1:  # type: ignore[attr-defined]
                 raise KeyboardInterrupt
 
         def round_done(self, record: object) -> None: ...
@@ -221,5 +221,5 @@ def test_a_run_with_bounds_resumes_exactly_on_any_backend(tmp_path: Path) -> Non
 
 def test_a_method_without_memory_needs_no_disk(tiny: Tiny) -> None:
     run = tiny("fedavg", "clients")
-    assert [record["kept_bytes"] for record in run.records] == [0, 0]
+    assert [record["memory_bytes"] for record in run.records] == [0, 0]
     assert not (run.folder / "kept").exists()

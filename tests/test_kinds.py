@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tacit.contract.kinds import Party, parse
+from tacit.contract.kinds import Registration, parse
 from tacit.contract.method import Reply, Task
 from tacit.core.errors import TacitError
 from tacit.core.payload import Value
@@ -20,7 +20,7 @@ def refused(kind: str, value: Value | None, examples: float = 1, **party: float 
     """Why a reply with this value under the name x is refused; '' if it is not."""
     reply = Reply(send={} if value is None else {"x": value}, examples=examples)
     known: dict = {"most": 100, **party}
-    return refusal_reason({"x": kind}, Task(0, {"x": MODEL}), reply, {}, K, Party(**known))
+    return refusal_reason({"x": kind}, Task(0, {"x": MODEL}), reply, {}, K, Registration(**known))
 
 
 GOOD: list[tuple[str, Value]] = [

@@ -14,7 +14,7 @@ from tacit.methods.semifl import fit_fix_and_mix
 from tacit.nets import Net, build, resnet
 from tacit.nets.layers import Layers, initialise
 from tacit.nets.live_taps import LiveConvolution, TappedConv2d, convolve, live_taps, normalise
-from tacit.nets.optimizer import descend, give_momentum, live_taps_only, momentum_of, sgd
+from tacit.nets.optimizer import give_momentum, live_taps_only, momentum_of, optimizer_step, sgd
 from tacit.nets.resnet import Block
 from tacit.nets.statistics import recompute_statistics
 from tacit.pieces import consistency
@@ -115,7 +115,7 @@ def trajectory(model: nn.Module, steps: int, classes: int, size: tuple[int, ...]
     for step in range(steps):
         which = torch.arange(8) + 8 * (step % 8)
         loss = F.cross_entropy(model(x[which]), y[which])
-        descend(model, optimizer, loss, clip=5.0)
+        optimizer_step(model, optimizer, loss, clip=5.0)
         losses.append(loss.item())
     return losses
 
@@ -218,7 +218,7 @@ def test_training_live_taps_alone_is_training_all(options: dict[str, float], kep
             with live_taps_only(net, optimizer) if alone else nullcontext():
                 for which in torch.arange(24).split(8):
                     loss = F.cross_entropy(net(x[which]), y[which])
-                    descend(net, optimizer, loss, clip=1.0)
+                    optimizer_step(net, optimizer, loss, clip=1.0)
                     losses.append(loss.item())
         dead = net.layer4[1].conv1.weight[:, :, 0, 0].detach() / first
         return losses, weights_of(net), momentum_of(net, optimizer), dead

@@ -18,7 +18,7 @@ from tacit.methods.rscfed import model_distance
 from tacit.pieces.aggregate import gradient_diversity
 from tacit.pieces.train import weights_of
 from tacit.runs.plan import Plan
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 
 
 @pytest.mark.parametrize("name", ["cnn-16", "resnet18", "wrn-10-1", "vit-tiny"])
@@ -38,7 +38,7 @@ def test_weights_lie_in_memory_as_those_that_travelled(name: str) -> None:
     assert gradient_diversity(one, [other, one]) == gradient_diversity(one, [travelled, one])
 
 
-class Stop(Silence):
+class Stop(NullWatcher):
     """Stops after the first round, and keeps what it was told."""
 
     def __init__(self) -> None:

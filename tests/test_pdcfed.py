@@ -124,7 +124,7 @@ def test_both_stages_by_hand() -> None:
     (label, kept), _ = method().select(weak, strong, usual())
     assert label.tolist()[:4] == [0, 0, 0, 1]
     assert kept.tolist() == [True, True, False, True, False]  # the last is not above `lower`
-    assert method(agreement=0.4).select(weak, strong, usual())[0].kept.tolist() == [True] * 4 + [False]
+    assert method(agreement=0.4).select(weak, strong, usual())[0].accepted.tolist() == [True] * 4 + [False]
 
 
 def test_entropy_is_of_views_that_agree() -> None:
@@ -263,5 +263,5 @@ def test_a_second_stage_keeps_more(tiny: Tiny) -> None:
     common: dict[str, Any] = {"rounds": 1, "method__threshold": 0.7, "data__cover": 2}
     two = tiny("pdcfed", "some-clients", name="two", **common)
     one = tiny("pdcfed", "some-clients", name="one", method__lower=0.7, **common)
-    assert two.records[-1]["kept_ratio"] > one.records[-1]["kept_ratio"] > 0
+    assert two.records[-1]["accepted_ratio"] > one.records[-1]["accepted_ratio"] > 0
     assert len(two.records[-1]["client_weights"]) == 4

@@ -194,8 +194,8 @@ def test_flexmatch_begins_with_everything_and_fixmatch_with_little(tiny: Tiny) -
     settings: dict[str, Any] = {"method__warmup": 0, "method__threshold": 0.95, "rounds": 1, "train__lr": 0.001}
     flex = tiny("flexmatch", "server", name="flex", **settings)
     fix = tiny("fixmatch", "server", name="fix", **settings)
-    assert flex.records[0]["kept_ratio"] > 0.5
-    assert fix.records[0]["kept_ratio"] < 0.05
+    assert flex.records[0]["accepted_ratio"] > 0.5
+    assert fix.records[0]["accepted_ratio"] < 0.05
 
 
 def test_the_family_differs_only_by_its_rule(tiny: Tiny) -> None:
@@ -234,7 +234,7 @@ def test_fed_consist_gives_labelled_parties_half(tiny: Tiny) -> None:
 def test_fed_consist_plus_counts_by_what_was_trained_on(tiny: Tiny) -> None:
     run = tiny("fed_consist", "some-clients", method__plus=True, method__threshold=0.5)
     record = run.records[-1]
-    kept = sum(record["kept_by_class"])
+    kept = sum(record["accepted_by_class"])
     unlabeled = sum(record["party_weights"][1:])
     labeled = kept * record["party_weights"][0] / unlabeled  # weights are in proportion to images
     assert labeled == pytest.approx(round(labeled), abs=1e-6)

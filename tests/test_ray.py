@@ -14,7 +14,7 @@ from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
 from tacit.engine.run import run_experiment
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 
 try:
     ray = _ray("")  # as a run does, with a token of its own
@@ -40,9 +40,9 @@ def test_ray_is_local_also_after_a_stop(tmp_path: Path) -> None:
     local = run_experiment(smoke("bsemifl", "server"), tmp_path / "local")
     on_ray = smoke("bsemifl", "server", backend__name="ray", backend__workers=2)
 
-    class Stop(Silence):
-        def client_done(self, moment: object, done: int, asked: int) -> None:
-            if moment.step == 1 and done == 2:  # type: ignore[attr-defined]
+    class Stop(NullWatcher):
+        def client_done(self, round_info: object, done: int, asked: int) -> None:
+            if round_info.step == 1 and done == 2:  # type: ignore[attr-defined]
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

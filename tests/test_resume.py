@@ -17,11 +17,11 @@ import pytest
 from benchmarks.machine import descendants
 from runs import TINY, digest, timeless
 from tacit.config.resolve import resolve
-from tacit.contract.parties import Moment
+from tacit.contract.parties import RoundInfo
 from tacit.core.errors import TacitError
 from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 
 SETTINGS = {
     "method.name": "fixmatch",
@@ -106,7 +106,7 @@ def test_half_written_files_do_no_harm(whole: Run, tmp_path: Path) -> None:
 
     class Stop:
         def start(self, plan: object, done: int) -> None: ...
-        def client_done(self, moment: object, done: int, asked: int) -> None: ...
+        def client_done(self, round_info: object, done: int, asked: int) -> None: ...
         def round_done(self, record: dict) -> None:
             if record["step"] == 2:
                 raise KeyboardInterrupt
@@ -142,7 +142,7 @@ def test_other_settings_are_refused_with_the_difference(whole: Run) -> None:
 def test_another_backend_may_go_on(whole: Run, tmp_path: Path) -> None:
     """Begun in this process, finished on the pool, with the same bytes."""
 
-    class Stop(Silence):
+    class Stop(NullWatcher):
         def round_done(self, record: object) -> None:
             raise KeyboardInterrupt
 
@@ -211,10 +211,10 @@ def test_a_killed_worker_does_not_end_the_run(whole: Run, tmp_path: Path) -> Non
     """A new pool does what was not answered, also where the server that starts workers was killed, too."""
     killed = []
 
-    class Killer(Silence):
-        def client_done(self, moment: Moment, done: int, asked: int) -> None:
-            if done == 1 and moment.step in (1, 2):
-                if moment.step == 2:
+    class Killer(NullWatcher):
+        def client_done(self, round_info: RoundInfo, done: int, asked: int) -> None:
+            if done == 1 and round_info.step in (1, 2):
+                if round_info.step == 2:
                     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
                 killed.append(multiprocessing.active_children()[0].pid)
                 os.kill(killed[-1], signal.SIGKILL)

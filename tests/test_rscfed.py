@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from runs import TINY, digest, timeless
 from tacit.config.resolve import resolve
 from tacit.contract.method import Reply, Task
-from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
 from tacit.core.payload import Payload, tensors, weights_in
 from tacit.core.settings import Participation
 from tacit.engine.run import run_experiment
@@ -180,8 +180,8 @@ def test_members_that_learned_nothing_count_nothing() -> None:
 def hub_of(clients: int, round_number: int, participation: Participation | None = None) -> Hub:
     changes: dict[str, Any] = {"clients": clients, "participation": participation or Participation()}
     world = dataclasses.replace(by_hand.setup(), **changes)
-    moment = Moment("main", round_number, 20, round_number)
-    return Hub(world, by_hand.shard([], 0), moment, Workbench(world))
+    round_info = RoundInfo("main", round_number, 20, round_number)
+    return Hub(world, by_hand.shard([], 0), round_info, NetPool(world))
 
 
 def test_groups_are_drawn_without_replacement_and_anew() -> None:

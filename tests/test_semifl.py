@@ -11,7 +11,7 @@ from torch import nn
 from runs import TINY
 from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import Reply, Task
-from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
 from tacit.core.payload import Weights, weights_in
 from tacit.data.federation import Federation
 from tacit.methods import semifl
@@ -35,13 +35,13 @@ def world(placement: str = "server", **settings: Any) -> tuple[Plan, Federation]
 
 def client(world: tuple[Plan, Federation], number: int = 0, round: int = 1) -> Client:
     plan, federation = world
-    moment = Moment("main", round, 4, round)
-    return Client(plan.setup, federation.client_shard(number), moment, number, 0, Workbench(plan.setup))
+    round_info = RoundInfo("main", round, 4, round)
+    return Client(plan.setup, federation.client_shard(number), round_info, number, 0, NetPool(plan.setup))
 
 
 def hub(world: tuple[Plan, Federation], round: int = 0) -> Hub:
     plan, federation = world
-    return Hub(plan.setup, federation.server_shard(), Moment("main", round, 4, round), Workbench(plan.setup))
+    return Hub(plan.setup, federation.server_shard(), RoundInfo("main", round, 4, round), NetPool(plan.setup))
 
 
 def shifted(weights: Weights, by: float) -> Weights:
@@ -136,14 +136,14 @@ def test_fix_is_what_is_confident_and_mix_as_large(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(semifl, "fit_fix_and_mix", spy)
     method = SemiFL()
-    reply = method.learn(me.model(hub(here).new_weights()), method.believe(probs), {}, me)
+    reply = method.learn(me.model(hub(here).new_weights()), method.accept(probs), {}, me)
     assert reply.examples == 30
     assert torch.equal(seen["fix"][0], images[:30])
     assert seen["fix"][1].tolist() == [7] * 30
     assert len(seen["mix"][0]) == 30
     assert set(seen["mix"][1].tolist()) == {3, 7}  # also labels that nobody believes
     assert seen["also"] is None  # this client holds no labels
-    assert (me.labelling.kept[0].sum(), len(me.labelling.label[0])) == (30, len(images))
+    assert (me.labelling.accepted[0].sum(), len(me.labelling.label[0])) == (30, len(images))
 
 
 def test_a_client_sure_of_nothing_drops_out() -> None:
@@ -306,11 +306,11 @@ def test_static_statistics_come_from_where_the_option_says(whose: str) -> None:
 def test_debiased_labels() -> None:
     """Everything looks like class 0 a little; divided by that, the second half is class 1."""
     probs = torch.tensor([[0.9, 0.1]] * 5 + [[0.6, 0.4]] * 5)
-    assert SemiFL(threshold=0.5).believe(probs).label.tolist() == [0] * 10
-    assert SemiFL(threshold=0.5, debias=True).believe(probs).label.tolist() == [0] * 5 + [1] * 5
-    nothing = SemiFL().believe(torch.zeros(0, 0))
+    assert SemiFL(threshold=0.5).accept(probs).label.tolist() == [0] * 10
+    assert SemiFL(threshold=0.5, debias=True).accept(probs).label.tolist() == [0] * 5 + [1] * 5
+    nothing = SemiFL().accept(torch.zeros(0, 0))
     assert isinstance(nothing, PseudoLabels)
-    assert len(nothing.kept) == 0
+    assert len(nothing.accepted) == 0
 
 
 def test_presets() -> None:

@@ -25,16 +25,16 @@ from tacit.data.party import facts_of
 from tacit.engine.run import run_experiment
 from tacit.methods import find_method, known_methods
 from tacit.runs.folder import Run
-from tacit.runs.memory import Kept
+from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import Plan, prepare
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 from tacit.sites.accept import Refusal, experiment_from_wire, for_sites, method_file
-from tacit.sites.backend import LEFT_OUT, PING, Federated, Grid, Silent, say_hello
+from tacit.sites.backend import LEFT_OUT, PING, Federated, Grid, NoResponse, say_hello
 from tacit.sites.jobs import Job
 from tacit.sites.rehearse import write_parties
 from tacit.sites.server import SITES, Roster, roster_of, run_at_sites
 from tacit.sites.site import Settings, Site
-from tacit.sites.wire import MARK, WHO, Answer, Ask, SharedFacts, pack, unpack
+from tacit.sites.wire import MARK, WHO, Request, Response, SharedFacts, pack, unpack
 
 FEDAVG = {"method.name": "fedavg", "method.preset": "smoke", "data.placement": "clients", "data.clients": 3, **TINY}
 QUICK = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
@@ -49,7 +49,7 @@ class Own(FedAvg):
     word: str = "plain"
     presets: ClassVar = {"paper": {}, "smoke": {}}
     def client_train(self, task, kept, me):
-        return super().client_train(task, kept, me)
+        return super().client_train(task, memory, me)
 """
 
 
@@ -64,11 +64,11 @@ class Here:
 
     def ask(
         self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
-    ) -> dict[str, bytes | Silent]:
-        answers: dict[str, bytes | Silent] = {}
+    ) -> dict[str, bytes | NoResponse]:
+        answers: dict[str, bytes | NoResponse] = {}
         for name, envelope in envelopes.items():
-            self.asked.append((name, "who" if envelope == WHO else unpack(envelope, Ask)[0].kind))
-            answers[name] = Silent(self.away[name]) if name in self.away else self.sites[name].answer(envelope)
+            self.asked.append((name, "who" if envelope == WHO else unpack(envelope, Request)[0].kind))
+            answers[name] = NoResponse(self.away[name]) if name in self.away else self.sites[name].answer(envelope)
             done(name)
         self.waited += patience * any(name in self.away for name in envelopes)
         return answers
@@ -240,7 +240,7 @@ def test_a_site_never_runs_a_file_and_answers_with_a_refusal(canary: Path, parti
     site = make_site(parties, canary.parent, said=said)
     honest = for_sites(resolve(FEDAVG))
     ask = federated_of(parties).ask(resolve(FEDAVG), 0, "hello").model_dump()
-    assert unpack(site.answer(envelope(ask)), Answer)[0].kind == "hello"
+    assert unpack(site.answer(envelope(ask)), Response)[0].kind == "hello"
 
     @QUICK
     @given(mutations(honest, hostile_words(canary)))
@@ -250,7 +250,7 @@ def test_a_site_never_runs_a_file_and_answers_with_a_refusal(canary: Path, parti
     @example({**honest, "method": {**honest["method"], "name": "canary.py"}})
     @example({**honest, "data": {**honest["data"], "sites": [str(canary)]}})
     def feed(mutant: dict[str, Any]) -> None:
-        answer, _ = unpack(site.answer(envelope({**ask, "experiment": mutant})), Answer)
+        answer, _ = unpack(site.answer(envelope({**ask, "experiment": mutant})), Response)
         assert not sings(canary)
         assert "tacit_own_canary" not in sys.modules
         if answer.kind != "refused":  # then it is another honest experiment, in its one form
@@ -277,7 +277,7 @@ def test_no_key_twice_and_no_other_spelling_of_a_header(canary: Path, parties: P
     for other in (twice, text.replace(": ", ":"), text.replace('"seed": 0', '"seed": 0.0'), text + " "):
         assert other != text
         data = other.encode()
-        answer, _ = unpack(site.answer(MARK + struct.pack("<I", len(data)) + data), Answer)
+        answer, _ = unpack(site.answer(MARK + struct.pack("<I", len(data)) + data), Response)
         assert answer.kind == "refused"
         assert not sings(canary)
 
@@ -299,7 +299,7 @@ def test_an_allowed_file_is_run_and_gives_the_model_of_the_simulation(own: Path,
     there.write_bytes(own.read_bytes())
     local = run_experiment(resolve(FEDAVG, {"method.name": str(own)}), tmp_path / "local")
     job = job_of(parties, tmp_path, **{"method.name": str(there)})
-    run = run_at_sites(job, Here(make_sites(parties, tmp_path, methods=(own,))), Silence())
+    run = run_at_sites(job, Here(make_sites(parties, tmp_path, methods=(own,))), NullWatcher())
     assert digest(run) == digest(local)
 
 
@@ -309,9 +309,9 @@ def test_another_version_of_a_file_is_refused(own: Path, parties: Path, tmp_path
     there.write_bytes(own.read_bytes() + b"# another version\n")
     job = job_of(parties, tmp_path, **{"method.name": str(there)})
     with pytest.raises(TacitError, match=r"its own\.py is not the server's: it has the digest [0-9a-f]{16}…"):
-        run_at_sites(job, Here(make_sites(parties, tmp_path, methods=(own,))), Silence())
+        run_at_sites(job, Here(make_sites(parties, tmp_path, methods=(own,))), NullWatcher())
     with pytest.raises(TacitError, match=r"it has no method 'own\.py'"):
-        run_at_sites(job, Here(make_sites(parties, tmp_path)), Silence())
+        run_at_sites(job, Here(make_sites(parties, tmp_path)), NullWatcher())
 
 
 def test_a_file_that_was_changed_since_the_join_is_refused_and_not_run(
@@ -321,9 +321,9 @@ def test_a_file_that_was_changed_since_the_join_is_refused_and_not_run(
     experiment = resolve(FEDAVG, {"method.name": str(own)})
     before = own.read_bytes()
 
-    def hello() -> Answer:
+    def hello() -> Response:
         ask = replace(federated_of(parties), method_sha256=sha256).ask(experiment, 0, "hello")
-        return unpack(site.answer(pack(ask)), Answer)[0]
+        return unpack(site.answer(pack(ask)), Response)[0]
 
     file = method_file(experiment)
     assert file is not None
@@ -379,7 +379,7 @@ def test_no_message_ends_a_site(parties: Path, tmp_path: Path) -> None:
     model = payload.to_bytes({"model": prepare(experiment).setup.build().state_dict()})
     train = federated.ask(experiment, 0, "train", stage="main", round=0, rounds=2)
     honest = [pack(federated.ask(experiment, 0, "hello")), pack(train, model)]
-    assert [unpack(site.answer(data), Answer)[0].kind for data in honest] == ["hello", "train"]
+    assert [unpack(site.answer(data), Response)[0].kind for data in honest] == ["hello", "train"]
     words = ["", "x" * 1000, "\x1b[2J", "\u202e", "../..", "main\n", "canary.py"]
     values = st.one_of(
         st.sampled_from([None, True, -1, 2**31, 10**400, 1e400, [], {}, [[]], deep(900)]), st.sampled_from(words)
@@ -412,7 +412,7 @@ def test_no_message_ends_a_site(parties: Path, tmp_path: Path) -> None:
     @example(pack(train, payload.to_bytes({"model": {"a" * 9: torch.zeros(2)}}).replace(b"a" * 9, rb"\u001b[2J")))
     @example(pack(train, payload.to_bytes({})))
     def feed(data: bytes) -> None:
-        answer, _ = unpack(site.answer(data), Answer)
+        answer, _ = unpack(site.answer(data), Response)
         assert answer.kind in ("refused", "train", "hello")
         assert answer.why.isprintable()
         assert all(line.isprintable() and len(line) <= 2000 for line in said)
@@ -434,15 +434,15 @@ def test_a_method_that_exits_and_a_terminal_that_is_gone_do_not_end_a_site(parti
 
     site = Site(Settings("site-0", parties / "site-0", tmp_path, (path,)), say)
     train = federated.ask(experiment, 0, "train", stage="main", round=0, rounds=2)
-    answer, _ = unpack(site.answer(pack(train, payload.to_bytes({}))), Answer)
+    answer, _ = unpack(site.answer(pack(train, payload.to_bytes({}))), Response)
     assert "its work failed (SystemExit)" in answer.why
-    assert unpack(site.answer(pack(federated.ask(experiment, 0, "hello"))), Answer)[0].kind == "hello"
+    assert unpack(site.answer(pack(federated.ask(experiment, 0, "hello"))), Response)[0].kind == "hello"
 
 
 def test_too_large_a_message_is_not_looked_at(parties: Path, tmp_path: Path) -> None:
     said: list[str] = []
     site = make_site(parties, tmp_path, said=said, largest=5000)
-    answer, _ = unpack(site.answer(pack(Answer(kind="hello"), b"x" * 6000)), Answer)
+    answer, _ = unpack(site.answer(pack(Response(kind="hello"), b"x" * 6000)), Response)
     assert answer.kind == "refused"
     assert "at most 5000 were expected" in said[0]
 
@@ -456,12 +456,12 @@ HOSTILE_TEXT = "\x1b]0;PWN\x07[/red]\u202e" * 40
 def test_what_a_site_says_is_bounded_and_printable_at_the_server(parties: Path, tmp_path: Path) -> None:
     class Liar(Site):
         def answer(self, data: bytes) -> bytes:
-            return pack(Answer(kind="refused", why=HOSTILE_TEXT))
+            return pack(Response(kind="refused", why=HOSTILE_TEXT))
 
     sites = make_sites(parties, tmp_path)
     liar = Liar(sites["site-1"].settings)
     with pytest.raises(TacitError) as caught:
-        run_at_sites(job_of(parties, tmp_path), Here({**sites, "site-1": liar}), Silence())
+        run_at_sites(job_of(parties, tmp_path), Here({**sites, "site-1": liar}), NullWatcher())
     lines = str(caught.value).splitlines()
     assert len(lines) == 2
     assert all(line.isprintable() and len(line) < 500 for line in lines)
@@ -469,7 +469,7 @@ def test_what_a_site_says_is_bounded_and_printable_at_the_server(parties: Path, 
 
     here = Here(sites)
 
-    class Later(Silence):
+    class Later(NullWatcher):
         def start(self, plan: Plan, done: int) -> None:
             here.sites["site-1"] = liar
 
@@ -484,7 +484,7 @@ def test_what_a_site_says_is_bounded_and_printable_at_the_server(parties: Path, 
 def test_odd_keys_of_an_answer_are_named_shortly() -> None:
     for header in ({"kind": "hello", "x" * 900_000: 1}, {"kind": "train", "metrics": {"\x1b[2J": 1.0}}):
         with pytest.raises(TacitError) as caught:
-            unpack(envelope(header), Answer)
+            unpack(envelope(header), Response)
         assert str(caught.value).isprintable()
         assert len(str(caught.value)) < 400
 
@@ -496,7 +496,7 @@ def silent_run(parties: Path, tmp_path: Path, back: int | None, rounds: int = 5)
     """Site-1 gives no answer in the second round, and is heard of again after the round `back`."""
     here = Here(make_sites(parties, tmp_path))
 
-    class Away(Silence):
+    class Away(NullWatcher):
         def round_done(self, record: Mapping[str, Any]) -> None:
             if record["round"] == 0:
                 here.away["site-1"] = "no answer within 3600 s"
@@ -526,7 +526,7 @@ def test_a_site_that_is_heard_of_again_is_asked_again(parties: Path, tmp_path: P
 def test_a_site_that_says_another_name_was_not_heard_of(parties: Path, tmp_path: Path) -> None:
     here = Here(make_sites(parties, tmp_path))
 
-    class Swapped(Silence):
+    class Swapped(NullWatcher):
         def round_done(self, record: Mapping[str, Any]) -> None:
             here.away = {"site-1": "gone"} if record["round"] == 0 else {}
             if record["round"] == 1:
@@ -576,7 +576,7 @@ def test_a_push_that_flower_gave_up_is_repeated(monkeypatch: pytest.MonkeyPatch)
 def test_sites_register_their_images_once(parties: Path, tmp_path: Path) -> None:
     seen: list[Plan] = []
 
-    class Look(Silence):
+    class Look(NullWatcher):
         def start(self, plan: Plan, done: int) -> None:
             seen.append(plan)
 
@@ -595,7 +595,7 @@ def test_a_site_with_other_data_than_before_is_named(parties: Path, tmp_path: Pa
     roster = roster_of(Path(job.out))
     assert roster.images is not None
     replace(roster, images=(roster.images[0] + 7, *roster.images[1:])).save(Path(job.out))
-    run = run_at_sites(replace(job, resume=True), Here(make_sites(parties, tmp_path)), Silence())
+    run = run_at_sites(replace(job, resume=True), Here(make_sites(parties, tmp_path)), NullWatcher())
     assert run.summary is not None
     told = f"site-0 registered {roster.images[0] + 7} images at first, and {roster.images[0]} now"
     assert told in run.summary["warnings"]
@@ -603,7 +603,7 @@ def test_a_site_with_other_data_than_before_is_named(parties: Path, tmp_path: Pa
 
 
 def stop_after(rounds: int, job: Job, here: Here) -> None:
-    class Stop(Silence):
+    class Stop(NullWatcher):
         def round_done(self, record: Mapping[str, Any]) -> None:
             if record["round"] == rounds - 1:
                 raise KeyboardInterrupt
@@ -623,7 +623,7 @@ def test_a_site_is_left_out_for_good_and_numbers_stay(parties: Path, tmp_path: P
     assert saved["sites"] == ["site-0", "site-1", "site-2"]
     again = Here(make_sites(parties, tmp_path))
     fewer = replace(job, resume=True, sites=("site-0", "site-2"))  # its key was removed, too
-    run = run_at_sites(fewer, again, Silence())  # the run remembers
+    run = run_at_sites(fewer, again, NullWatcher())  # the run remembers
     assert "site-1" not in {name for name, _ in again.asked}
     assert [record["answered"] for record in run.records] == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
     assert [record["asked"] for record in run.records] == [[0, 1, 2]] * 4
@@ -637,15 +637,17 @@ def test_a_run_goes_back_and_on_without_the_site_that_poisoned_it(parties: Path,
     job = job_of(parties, tmp_path / "one", rounds=4)
     stop_after(1, job, Here(make_sites(parties, tmp_path / "one")))
     clean = run_at_sites(
-        replace(job, resume=True, without=("site-1",)), Here(make_sites(parties, tmp_path / "one")), Silence()
+        replace(job, resume=True, without=("site-1",)), Here(make_sites(parties, tmp_path / "one")), NullWatcher()
     )
     job = job_of(parties, tmp_path / "two", rounds=4)
     stop_after(2, job, Here(make_sites(parties, tmp_path / "two")))
     assert Run(tmp_path / "two" / "run").records[1]["answered"] == [0, 1, 2]
     with pytest.raises(TacitError, match="cannot go back to round 9"):
-        run_at_sites(replace(job, resume=True, from_round=9), Here(make_sites(parties, tmp_path / "two")), Silence())
+        run_at_sites(
+            replace(job, resume=True, from_round=9), Here(make_sites(parties, tmp_path / "two")), NullWatcher()
+        )
     back = replace(job, resume=True, from_round=1, without=("site-1",))
-    again = run_at_sites(back, Here(make_sites(parties, tmp_path / "two")), Silence())
+    again = run_at_sites(back, Here(make_sites(parties, tmp_path / "two")), NullWatcher())
     assert [record["answered"] for record in again.records] == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
     assert all(torch.equal(tensor, clean.weights[name]) for name, tensor in again.weights.items())
 
@@ -653,16 +655,16 @@ def test_a_run_goes_back_and_on_without_the_site_that_poisoned_it(parties: Path,
 def test_who_cannot_be_left_out_is_told(parties: Path, tmp_path: Path) -> None:
     job = job_of(parties, tmp_path, rounds=2)
     with pytest.raises(TacitError, match=r"--without and --from-round are for going on with a run"):
-        run_at_sites(replace(job, without=("site-1",)), Here({}), Silence())
+        run_at_sites(replace(job, without=("site-1",)), Here({}), NullWatcher())
     stop_after(1, job, Here(make_sites(parties, tmp_path)))
     for without, why in (
         (("site-9",), "no such site. It has: site-0, site-1, site-2"),
         (("site-0", "site-1", "site-2"), "no site that could be asked"),
     ):
         with pytest.raises(TacitError, match=why):
-            run_at_sites(replace(job, resume=True, without=without), Here({}), Silence())
+            run_at_sites(replace(job, resume=True, without=without), Here({}), NullWatcher())
     with pytest.raises(TacitError, match="use --without"):
-        run_at_sites(replace(job, resume=True, sites=("site-0", "site-2")), Here({}), Silence())
+        run_at_sites(replace(job, resume=True, sites=("site-0", "site-2")), Here({}), NullWatcher())
 
 
 @pytest.mark.parametrize(
@@ -682,7 +684,7 @@ def test_lists_of_sites_of_older_runs_can_be_read(tmp_path: Path) -> None:
 def test_a_hello_forgets_what_was_kept_in_rounds_that_are_run_again(parties: Path, tmp_path: Path) -> None:
     site = make_site(parties, tmp_path)
     federated, experiment = federated_of(parties), resolve(FEDAVG)
-    kept = Kept(site.settings.memory / "kept" / federated.run, experiment.keep)
+    kept = ClientMemory(site.settings.memory / "kept" / federated.run, experiment.keep)
     for step in (1, 4):
         kept.write(0, step, 0, {f"from-{step}": step})
     say_hello(experiment, replace(federated, sites=("site-0",)), Here({"site-0": site}), 1.0, done=3)

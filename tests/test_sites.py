@@ -35,18 +35,18 @@ from tacit.methods import find_method, known_methods
 from tacit.report.collect import collect
 from tacit.runs.folder import Run
 from tacit.runs.plan import Plan, prepare
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 from tacit.sites import process
-from tacit.sites.backend import Silent, read_reply
+from tacit.sites.backend import NoResponse, read_reply
 from tacit.sites.home import init_server, init_site, read_home, site_home
 from tacit.sites.jobs import Job
 from tacit.sites.keeper import check_certificate
 from tacit.sites.preview import preview_site, replies
 from tacit.sites.rehearse import write_parties
-from tacit.sites.relay import SOCKET, Desk, hand_over
+from tacit.sites.relay import SOCKET, RelayServer, send_request
 from tacit.sites.server import run_at_sites
 from tacit.sites.site import Settings, Site, sent
-from tacit.sites.wire import MARK, Answer, pack, unpack
+from tacit.sites.wire import MARK, Response, pack, unpack
 
 SMOKE = {"method.preset": "smoke", "data.clients": 3, **TINY}
 
@@ -60,8 +60,8 @@ class Here:
 
     def ask(
         self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
-    ) -> dict[str, bytes | Silent]:
-        answers: dict[str, bytes | Silent] = {}
+    ) -> dict[str, bytes | NoResponse]:
+        answers: dict[str, bytes | NoResponse] = {}
         for name, envelope in reversed(list(envelopes.items())):
             answer = self.sites[name].answer(envelope)
             self.seen.append((envelope, answer))
@@ -95,7 +95,7 @@ def test_sites_end_with_the_model_of_the_simulation(name: str, placement: str, t
     experiment = simulated(name, placement)
     local = run_experiment(experiment, tmp_path / "local")
     job, sites = at_sites(experiment, tmp_path)
-    run = run_at_sites(job, Here(sites), Silence())
+    run = run_at_sites(job, Here(sites), NullWatcher())
     assert digest(run) == digest(local)
     assert [r.get("accuracy") for r in run.records] == [r.get("accuracy") for r in local.records]
     assert not any(record["refused"] for record in run.records)
@@ -108,15 +108,15 @@ def test_stopped_and_gone_on_with_is_the_same(tmp_path: Path) -> None:
     local = run_experiment(experiment, tmp_path / "local")
     job, sites = at_sites(experiment, tmp_path)
 
-    class Stop(Silence):
-        def client_done(self, moment: object, done: int, asked: int) -> None:
-            if moment.round == 1 and done == 2:  # type: ignore[attr-defined]
+    class Stop(NullWatcher):
+        def client_done(self, round_info: object, done: int, asked: int) -> None:
+            if round_info.round == 1 and done == 2:  # type: ignore[attr-defined]
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_at_sites(job, Here(sites), Stop())
     again = {name: Site(site.settings) for name, site in sites.items()}  # new processes, the same disks
-    run = run_at_sites(replace(job, resume=True), Here(again), Silence())
+    run = run_at_sites(replace(job, resume=True), Here(again), NullWatcher())
     assert digest(run) == digest(local)
     assert len({path.parent.parent for path in tmp_path.glob("memory-*/kept/*/*/*")}) == 3  # one run each, not two
 
@@ -125,7 +125,7 @@ def test_memory_that_a_site_lost_is_noticed(tmp_path: Path) -> None:
     """One file of it: the site refuses, and says where to look. All of it: the server is told who began anew."""
     job, sites = at_sites(simulated("bsemifl", "server", rounds=2), tmp_path)
 
-    class Stop(Silence):
+    class Stop(NullWatcher):
         def round_done(self, record: Mapping[str, object]) -> None:
             raise KeyboardInterrupt
 
@@ -136,16 +136,16 @@ def test_memory_that_a_site_lost_is_noticed(tmp_path: Path) -> None:
     lost.unlink()
     again = sites | {"site-1": Site(sites["site-1"].settings, lines.append)}
     with pytest.raises(TacitError, match="site-1: what it kept in earlier rounds is missing or damaged"):
-        run_at_sites(replace(job, resume=True), Here(again), Silence())
+        run_at_sites(replace(job, resume=True), Here(again), NullWatcher())
     assert lost.name in lines[0]
     (ledger,) = (tmp_path / "memory-1").glob("kept/*.json")
     ledger.write_text("[]")
     with pytest.raises(TacitError, match="site-1: what it kept"):
-        run_at_sites(replace(job, resume=True), Here(sites), Silence())
+        run_at_sites(replace(job, resume=True), Here(sites), NullWatcher())
     shutil.rmtree(tmp_path / "memory-1")
     warnings: list[str] = []
 
-    class Listen(Silence):
+    class Listen(NullWatcher):
         def start(self, plan: Plan, done: int) -> None:
             warnings.extend(plan.warnings)
 
@@ -168,11 +168,11 @@ def test_nothing_but_the_reply_leaves_a_site_and_nothing_of_the_servers_machine_
     experiment = simulated("bsemifl", "server", title="secret plan")
     job, sites = at_sites(experiment, tmp_path)
     here = Here(sites)
-    run_at_sites(job, here, Silence())
+    run_at_sites(job, here, NullWatcher())
     for envelope, answer in here.seen:
         assert str(tmp_path).encode() not in envelope + answer
         assert b"secret plan" not in envelope
-        header, content = unpack(answer, Answer)
+        header, content = unpack(answer, Response)
         assert header.kind == "hello" or set(payload.from_bytes(content)) == {"model"}
         assert len(content) < 110_000  # weights; no image would fit beside them unnoticed
 
@@ -183,13 +183,13 @@ def test_a_site_that_is_away_or_fails_is_named_and_the_round_goes_on(tmp_path: P
     here = Here(sites)
     ask = here.ask
 
-    def broken(envelopes: Mapping[str, bytes], *rest: object) -> dict[str, bytes | Silent]:
+    def broken(envelopes: Mapping[str, bytes], *rest: object) -> dict[str, bytes | NoResponse]:
         hello = not here.seen
         answers = ask(envelopes, *rest)  # type: ignore[arg-type]
-        return answers if hello else {**answers, "site-1": Silent("it is not there")}
+        return answers if hello else {**answers, "site-1": NoResponse("it is not there")}
 
     here.ask = broken  # type: ignore[method-assign]
-    run = run_at_sites(job, here, Silence())
+    run = run_at_sites(job, here, NullWatcher())
     assert run.records[0]["answered"] == [0, 2]
     assert run.records[0]["refused"] == [{"client": 1, "why": "site-1: it is not there"}]
 
@@ -199,13 +199,13 @@ def test_a_site_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None
     here = Here(sites)
     ask, asked = here.ask, []
 
-    def late(envelopes: Mapping[str, bytes], *rest: object) -> dict[str, bytes | Silent]:
+    def late(envelopes: Mapping[str, bytes], *rest: object) -> dict[str, bytes | NoResponse]:
         asked.append(sorted(envelopes))
         answers = ask(envelopes, *rest)  # type: ignore[arg-type]
-        return answers if len(asked) > 1 else {**answers, "site-1": Silent("gone")}
+        return answers if len(asked) > 1 else {**answers, "site-1": NoResponse("gone")}
 
     here.ask = late  # type: ignore[method-assign]
-    assert run_at_sites(job, here, Silence()).records[0]["answered"] == [0, 1, 2]
+    assert run_at_sites(job, here, NullWatcher()).records[0]["answered"] == [0, 1, 2]
     assert asked[:2] == [["site-0", "site-1", "site-2"], ["site-1"]]
 
 
@@ -214,7 +214,7 @@ def test_a_site_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None
 
 def refusal(job: Job, sites: dict[str, Site]) -> str:
     with pytest.raises(TacitError) as caught:
-        run_at_sites(job, Here(sites), Silence())
+        run_at_sites(job, Here(sites), NullWatcher())
     assert not Path(job.out).exists()
     return str(caught.value)
 
@@ -316,7 +316,7 @@ HOSTILE = {
 def test_hostile_payloads_are_refused(name: str) -> None:
     with pytest.raises(TacitError, match="not a payload of tacit"):
         payload.from_bytes(HOSTILE[name])
-    envelope = pack(Answer(kind="train"), HOSTILE[name])
+    envelope = pack(Response(kind="train"), HOSTILE[name])
     with pytest.raises(TacitError, match="not a payload of tacit"):
         read_reply(envelope, Task(0, {}), 1 << 20)
 
@@ -338,30 +338,30 @@ def test_limits_hold_before_anything_is_made() -> None:
         MARK + struct.pack("<I", 1 << 31) + b"{}",
         MARK + struct.pack("<I", 2) + b"[]",
         MARK + struct.pack("<I", 200_000) + b"[" * 200_000,
-        pack(Answer(kind="train")).replace(b'"examples": 0.0', b'"examples": "9"'),
-        pack(Answer(kind="train")).replace(b'"client": 0', b'"client": -1'),
-        pack(Answer(kind="train", why="x" * 1000)).replace(b"xx", b'x", "extra": "', 1),
+        pack(Response(kind="train")).replace(b'"examples": 0.0', b'"examples": "9"'),
+        pack(Response(kind="train")).replace(b'"client": 0', b'"client": -1'),
+        pack(Response(kind="train", why="x" * 1000)).replace(b"xx", b'x", "extra": "', 1),
     ],
 )
 def test_hostile_envelopes_are_refused(data: bytes) -> None:
     with pytest.raises(TacitError):
-        unpack(data, Answer)
+        unpack(data, Response)
 
 
 def test_a_reply_far_too_large_or_to_another_question_is_refused() -> None:
     task = Task(1, {"model": {"w": torch.zeros(10)}})
-    large = pack(Answer(kind="train", client=1), b"x" * 5_000)
+    large = pack(Response(kind="train", client=1), b"x" * 5_000)
     with pytest.raises(TacitError, match=r"an answer of \d+ bytes, at most 4000 were expected"):
         read_reply(large, task, 4_000)
     with pytest.raises(TacitError, match="another question"):
-        read_reply(pack(Answer(kind="train", client=2), payload.to_bytes({})), task, 4_000)
+        read_reply(pack(Response(kind="train", client=2), payload.to_bytes({})), task, 4_000)
 
 
 def test_a_site_answers_strange_bytes_without_a_word_of_itself(tmp_path: Path) -> None:
     said: list[str] = []
     site = Site(Settings("a", tmp_path, tmp_path), said.append)
-    for data in (b"", b"hello", pack(Answer(kind="hello"))):
-        header, rest = unpack(site.answer(data), Answer)
+    for data in (b"", b"hello", pack(Response(kind="hello"))):
+        header, rest = unpack(site.answer(data), Response)
         assert (header.kind, rest) == ("refused", b"")
     assert len(said) == 3
 
@@ -563,13 +563,13 @@ def test_odd_names_of_sites_are_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_the_desk_hands_over_large_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(lambda data: data[::-1])
+    desk = RelayServer(lambda data: data[::-1])
     try:
         monkeypatch.setenv(SOCKET, str(desk.path))
         assert desk.path.parent.stat().st_mode & 0o077 == 0
         message = bytes(range(256)) * 20_000
-        assert hand_over(message) == message[::-1]
-        assert hand_over(b"") == b""
+        assert send_request(message) == message[::-1]
+        assert send_request(b"") == b""
     finally:
         desk.close()
 
@@ -590,8 +590,10 @@ def test_preview_shows_the_very_bytes_and_sends_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("memory-0/**/*.safetensors"))
     assert not (tmp_path / "memory-0" / "sent.jsonl").exists()
     here = Here(sites)
-    run_at_sites(job, here, Silence())
-    names = {n for _, answer in here.seen if len(answer) > 1000 for n in payload.from_bytes(unpack(answer, Answer)[1])}
+    run_at_sites(job, here, NullWatcher())
+    names = {
+        n for _, answer in here.seen if len(answer) > 1000 for n in payload.from_bytes(unpack(answer, Response)[1])
+    }
     assert names == {"model", "counts"} == set(found["main"].send)
 
 
@@ -646,7 +648,7 @@ def test_facts_come_from_a_file_or_from_the_servers_images(tmp_path: Path) -> No
 
 def test_a_run_at_sites_is_a_normal_run(tmp_path: Path) -> None:
     job, sites = at_sites(simulated("fedavg", "clients"), tmp_path)
-    run = run_at_sites(job, Here(sites), Silence())
+    run = run_at_sites(job, Here(sites), NullWatcher())
     again = Run(run.folder)
     assert again.summary is not None
     assert again.summary["accuracy"] == again.records[-1]["accuracy"]

@@ -82,10 +82,10 @@ def test_balanced_labels_one_by_one(classes: int, count: int, seed: int) -> None
 def test_a_threshold_that_is_only_reached_is_not_enough() -> None:
     probs = torch.tensor([[0.75, 0.25]])
     none = torch.zeros(2, dtype=torch.bool)
-    assert not balanced_labels(probs, torch.tensor([0.75, 0.0]), none).kept.item()
+    assert not balanced_labels(probs, torch.tensor([0.75, 0.0]), none).accepted.item()
     assert balanced_labels(
         probs, torch.tensor([0.74, 0.99]), none
-    ).kept.item()  # the predicted class's, not the other's
+    ).accepted.item()  # the predicted class's, not the other's
 
 
 @settings(max_examples=200, deadline=None)

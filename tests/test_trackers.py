@@ -18,7 +18,7 @@ from tacit.engine.run import run_experiment
 from tacit.runs import trackers as module
 from tacit.runs.folder import Run
 from tacit.runs.trackers import TRACKERS, Together, Tracker, check_trackers, trackers
-from tacit.runs.watchers import Silence
+from tacit.runs.watchers import NullWatcher
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -26,7 +26,7 @@ def experiment(**changes: Any) -> Experiment:
     return resolve(settings, changes)
 
 
-class StopAfter(Silence):
+class StopAfter(NullWatcher):
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
 
@@ -124,7 +124,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path: Path, mo
         def begin(self, settings: Mapping[str, Any]) -> str:
             return "x"
 
-        def tell(self, numbers: Mapping[str, float], step: int) -> None:
+        def log_scalars(self, numbers: Mapping[str, float], step: int) -> None:
             Broken.told += 1
             raise OSError("no space left")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tacit.config.resolve import resolve
-from tacit.contract.parties import Client, Hub, Moment, Workbench
+from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
 from tacit.data.federation import Federation
 from tacit.methods import known_methods
 from tacit.runs.plan import prepare
@@ -56,7 +56,7 @@ def test_true_labels_of_unlabelled_images_are_out_of_reach(world: tuple) -> None
     plan, federation = world
     truth = federation.truth(0)
     assert len(truth) > 20
-    client = Client(plan.setup, federation.client_shard(0), Moment("main", 0, 1, 0), 0, 0, Workbench(plan.setup))
+    client = Client(plan.setup, federation.client_shard(0), RoundInfo("main", 0, 1, 0), 0, 0, NetPool(plan.setup))
     client.audit(torch.arange(3), torch.zeros(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool))
     arrays = list(reachable(client))
     assert any(array is client.shard.unlabeled for array in arrays)  # the search does find what is there
@@ -68,7 +68,7 @@ def test_true_labels_of_unlabelled_images_are_out_of_reach(world: tuple) -> None
 
 def test_a_client_sees_its_own_images_only(world: tuple) -> None:
     plan, federation = world
-    client = Client(plan.setup, federation.client_shard(0), Moment("main", 0, 1, 0), 0, 0, Workbench(plan.setup))
+    client = Client(plan.setup, federation.client_shard(0), RoundInfo("main", 0, 1, 0), 0, 0, NetPool(plan.setup))
     own = client.shard.unlabeled.numel()
     images = [a for a in reachable(client) if torch.as_tensor(np.asarray(a)).dtype == torch.uint8]
     assert sum(np.asarray(image).size for image in images) == own
@@ -77,7 +77,7 @@ def test_a_client_sees_its_own_images_only(world: tuple) -> None:
 
 def test_the_server_sees_no_client_data(world: tuple) -> None:
     plan, federation = world
-    hub = Hub(plan.setup, federation.server_shard(), Moment("main", 0, 1, 0), Workbench(plan.setup))
+    hub = Hub(plan.setup, federation.server_shard(), RoundInfo("main", 0, 1, 0), NetPool(plan.setup))
     images = [a for a in reachable(hub) if torch.as_tensor(np.asarray(a)).dtype == torch.uint8]
     assert sum(len(np.asarray(image)) for image in images) == plan.experiment.data.labels
 

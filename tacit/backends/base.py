@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from tacit.contract.method import Method, Reply, Stage, Task
-from tacit.contract.parties import Client, Labeled, Moment, Setup, Shard, Workbench
+from tacit.contract.parties import Client, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.core.payload import Payload, Weights, at_hand, check, nbytes, set_aside
 from tacit.core.text import safe
 from tacit.evaluation.scores import PREDICT_BATCH, audit
 from tacit.pieces.train import predict
-from tacit.runs.memory import Kept
+from tacit.runs.memory import ClientMemory
 
 IN_MEMORY = 1 << 29  # bytes of replies: the eleven ResNet-18s of an ordinary round need not be read from disk
 MOST_METRICS, LONGEST_METRIC = 100, 100  # as in the header of an answer from a real site
@@ -38,12 +38,12 @@ class Backend(Protocol):
     """Runs clients. Outcomes come in the order of the tasks, whoever was ready first."""
 
     def run(
-        self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]
+        self, stage: Stage, round_info: RoundInfo, tasks: Sequence[Task], done: Callable[[int], None]
     ) -> list[Outcome]: ...
 
     def predict_test(self, weights: Weights) -> Tensor: ...
 
-    def kept_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """What all clients keep, on their disks, where this can be seen."""
         ...
 
@@ -118,32 +118,34 @@ class Shards(Protocol):
 class Worker:
     """One process's share of the work: it has the data, the clients' disks and a few nets; one client at a time."""
 
-    def __init__(self, setup: Setup, federation: Shards, kept: Kept) -> None:
+    def __init__(self, setup: Setup, federation: Shards, memory: ClientMemory) -> None:
         self.federation = federation
-        self.kept = kept
+        self.memory = memory
         self.setup = setup
-        self.bench = Workbench(setup)
+        self.net_pool = NetPool(setup)
 
-    def run(self, stage: Stage, moment: Moment, wave: int, task: Task) -> Outcome:
-        kept = self.kept.read(task.client, moment.step, wave)
-        outcome, keep = self.train(stage, moment, task, kept)
-        self.kept.write(task.client, moment.step, wave, keep)
+    def run(self, stage: Stage, round_info: RoundInfo, wave: int, task: Task) -> Outcome:
+        memory = self.memory.read(task.client, round_info.step, wave)
+        outcome, keep = self.train(stage, round_info, task, memory)
+        self.memory.write(task.client, round_info.step, wave, keep)
         return outcome
 
-    def train(self, stage: Stage, moment: Moment, task: Task, kept: Payload) -> tuple[Outcome, Payload]:
+    def train(self, stage: Stage, round_info: RoundInfo, task: Task, memory: Payload) -> tuple[Outcome, Payload]:
         """One client's round, without its disk: what it answers, and what it wants to keep."""
         started, cpu = time.perf_counter(), time.process_time()
-        self.bench.clear()
+        self.net_pool.clear()
         shard = self.federation.client_shard(task.client)
-        me = Client(self.setup, shard, moment, task.client, task.group, self.bench)
+        me = Client(self.setup, shard, round_info, task.client, task.group, self.net_pool)
         try:
-            reply = stage.method.client_train(task, kept, me)
+            reply = stage.method.client_train(task, memory, me)
             if not isinstance(reply, Reply):
                 raise TypeError(f"client_train returned a {type(reply).__name__}, not a Reply")
             check(reply.keep)
             counts = audit(me.labelling, self.federation.truth(task.client), me.classes)
         except Exception as error:
-            error.add_note(f"while client {task.client} trained in round {moment.round} of stage '{moment.stage}'")
+            error.add_note(
+                f"while client {task.client} trained in round {round_info.round} of stage '{round_info.stage}'"
+            )
             raise
         fault = unsendable(stage.method, reply)
         sent = plain_reply(reply) if not fault else Reply(send={}, examples=0)
@@ -153,9 +155,9 @@ class Worker:
 
     def predict_test(self, weights: Weights, part: slice) -> Tensor:
         """The probabilities of some of the test images."""
-        self.bench.clear()
+        self.net_pool.clear()
         images = self.federation.test().images[part]
-        return predict(self.bench.take(weights), images, self.setup.views.plain, PREDICT_BATCH).cpu()
+        return predict(self.net_pool.take(weights), images, self.setup.views.plain, PREDICT_BATCH).cpu()
 
 
 def unsendable(method: Method, reply: Reply) -> str:

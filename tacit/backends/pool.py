@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tacit.backends.base import Inbox, Outcome, Worker, one_thread, waves
 from tacit.contract.method import Reply, Stage, Task
-from tacit.contract.parties import Moment
+from tacit.contract.parties import RoundInfo
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.files import sweep
@@ -32,7 +32,7 @@ from tacit.data.federation import Federation, make_setup
 from tacit.data.shared import SharedDataset, share
 from tacit.data.split import load_split
 from tacit.evaluation.scores import PREDICT_BATCH
-from tacit.runs.memory import Census, Kept
+from tacit.runs.memory import ClientMemory, MemoryIndex
 
 T = TypeVar("T")
 MOST_DEATHS = 4  # in a row, before a run ends
@@ -53,7 +53,7 @@ def _context() -> BaseContext:
     return context
 
 
-def _start(settings: dict[str, object], shared: SharedDataset, split: Path, kept: Path) -> None:
+def _start(settings: dict[str, object], shared: SharedDataset, split: Path, memory: Path) -> None:
     """In a new process: map the engine's images and load the saved split."""
     global _worker, _stages
     from tacit.runs.plan import stages_of
@@ -67,7 +67,7 @@ def _start(settings: dict[str, object], shared: SharedDataset, split: Path, kept
     if setup.device.type == "cuda" and setup.device.index is None:
         spread = multiprocessing.current_process()._identity[0] % torch.cuda.device_count()
         setup = replace(setup, device=torch.device("cuda", spread))
-    _worker = Worker(setup, Federation(dataset, saved, setup.device), Kept(kept, experiment.keep))
+    _worker = Worker(setup, Federation(dataset, saved, setup.device), ClientMemory(memory, experiment.keep))
     _stages = {stage.name: stage for stage in stages_of(experiment)}
 
 
@@ -79,9 +79,11 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run(moment: Moment, wave: int, client: int, group: int, send: Parcel, answer: Path) -> tuple[Parcel, Outcome]:
+def _run(
+    round_info: RoundInfo, wave: int, client: int, group: int, send: Parcel, answer: Path
+) -> tuple[Parcel, Outcome]:
     task = Task(client, at_hand(send.open()), group)
-    outcome = _worker.run(_stages[moment.stage], moment, wave, task)
+    outcome = _worker.run(_stages[round_info.stage], round_info, wave, task)
     bare = replace(outcome, reply=replace(outcome.reply, send={}))
     return pack(outcome.reply.send, answer), bare
 
@@ -107,34 +109,36 @@ def _no_main() -> Iterator[None]:
 class PoolBackend:
     """Starts its processes once and keeps them for the whole run."""
 
-    def __init__(self, experiment: Experiment, federation: Federation, split: Path, kept: Path, workers: int) -> None:
+    def __init__(self, experiment: Experiment, federation: Federation, split: Path, memory: Path, workers: int) -> None:
         self.federation = federation
-        self.census = Census(Kept(kept, experiment.keep))
-        self.inbox = Inbox(kept.with_name("replies"))
+        self.memory_index = MemoryIndex(ClientMemory(memory, experiment.keep))
+        self.inbox = Inbox(memory.with_name("replies"))
         self.images = split.parent / "images"  # only while the pool lives, and only if they lie in no file yet
         self.workers = workers
         self.seconds: dict[int, float] = {}  # how long each client took last time: the longest start first
-        self.start_with = (experiment.to_dict(), share(federation.dataset, self.images), split, kept)
+        self.start_with = (experiment.to_dict(), share(federation.dataset, self.images), split, memory)
         self.executor = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(self.workers, mp_context=_context(), initializer=_start, initargs=self.start_with)
 
-    def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
-        self.census.forget(moment.step)
+    def run(
+        self, stage: Stage, round_info: RoundInfo, tasks: Sequence[Task], done: Callable[[int], None]
+    ) -> list[Outcome]:
+        self.memory_index.forget(round_info.step)
         self.inbox.open(len(tasks))
         written: Written = {}  # what many clients are sent alike is written once
         for number, wave in enumerate(waves(tasks)):
             jobs: dict[int, tuple[object, ...]] = {}
             for place, task in sorted(wave, key=lambda pair: -self._expected(pair[1].client)):
                 send, answer = pack(task.send, self.inbox.path(f"task-{place}"), written), self.inbox.path(place)
-                jobs[place] = (moment, number, task.client, task.group, send, answer)
+                jobs[place] = (round_info, number, task.client, task.group, send, answer)
             for place, (sent, bare) in self._results(_run, jobs):
                 reply: Reply = replace(bare.reply, send=sent.open())
                 self.inbox.put(place, replace(bare, reply=reply))
                 self.seconds[reply.client] = bare.seconds
                 done(len(self.inbox))
-        self.census.look(task.client for task in tasks)
+        self.memory_index.look(task.client for task in tasks)
         return self.inbox.in_order()
 
     def predict_test(self, weights: Weights) -> Tensor:
@@ -144,8 +148,8 @@ class PoolBackend:
         parts = dict(self._results(_predict, {start: (send, start, start + step) for start in range(0, count, step)}))
         return torch.cat([parts[start] for start in sorted(parts)])
 
-    def kept_bytes(self) -> int:
-        return self.census.nbytes()
+    def memory_bytes(self) -> int:
+        return self.memory_index.nbytes()
 
     def _expected(self, client: int) -> float:
         return self.seconds.get(client, float(self.federation.client_size(client)))
@@ -173,7 +177,7 @@ class PoolBackend:
                     ) from None
                 self._stop()
                 time.sleep(0.2 * died)
-                sweep(self.census.kept.folder)  # what it was writing
+                sweep(self.memory_index.memory.folder)  # what it was writing
                 self.executor = self._start()
 
     def _attempt(self, work: Callable[..., T], left: dict[int, tuple[object, ...]]) -> Iterator[tuple[int, T]]:

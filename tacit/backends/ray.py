@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tacit.backends.base import Inbox, Outcome, Worker, one_thread, waves
 from tacit.contract.method import Stage, Task
-from tacit.contract.parties import Moment
+from tacit.contract.parties import RoundInfo
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import Weights
@@ -26,7 +26,7 @@ from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation, make_setup
 from tacit.data.split import Split
 from tacit.evaluation.scores import PREDICT_BATCH
-from tacit.runs.memory import Census, Kept
+from tacit.runs.memory import ClientMemory, MemoryIndex
 
 
 def connect(address: str) -> Any:
@@ -60,13 +60,15 @@ class RayWorker:
         one_thread()
         experiment = Experiment.model_validate(settings)
         setup = make_setup(experiment, dataset, split)
-        nowhere = Kept(Path(os.devnull))  # never read or written: the driver has the clients' disks
+        nowhere = ClientMemory(Path(os.devnull))  # never read or written: the driver has the clients' disks
         self.worker = Worker(setup, Federation(dataset, split, setup.device), nowhere)
         self.stages = {stage.name: stage for stage in stages_of(experiment)}
 
-    def run(self, moment: Moment, client: int, group: int, send: bytes, kept: bytes) -> tuple[bytes, bytes, Outcome]:
+    def run(
+        self, round_info: RoundInfo, client: int, group: int, send: bytes, memory: bytes
+    ) -> tuple[bytes, bytes, Outcome]:
         task = Task(client, payload.from_bytes(send), group)
-        outcome, keep = self.worker.train(self.stages[moment.stage], moment, task, payload.from_bytes(kept))
+        outcome, keep = self.worker.train(self.stages[round_info.stage], round_info, task, payload.from_bytes(memory))
         bare = replace(outcome, reply=replace(outcome.reply, send={}))
         return payload.to_bytes(outcome.reply.send), payload.to_bytes(keep), bare
 
@@ -78,12 +80,12 @@ class RayWorker:
 class RayBackend:
     """Starts a Ray cluster here, or joins the one at `backend.address`, and keeps its workers for the whole run."""
 
-    def __init__(self, experiment: Experiment, federation: Federation, kept: Path) -> None:
+    def __init__(self, experiment: Experiment, federation: Federation, memory: Path) -> None:
         self.ray = ray = connect(experiment.backend.address)
         self.federation = federation
-        self.kept = Kept(kept, experiment.keep)
-        self.census = Census(self.kept)
-        self.inbox = Inbox(kept.with_name("replies"))
+        self.memory = ClientMemory(memory, experiment.keep)
+        self.memory_index = MemoryIndex(self.memory)
+        self.inbox = Inbox(memory.with_name("replies"))
         settings = experiment.backend
         self.started_here = not ray.is_initialized()
         if self.started_here:
@@ -115,8 +117,10 @@ class RayBackend:
             self.close()
             raise TacitError(f"backend.gpus is {gpus:g} a worker, but the cluster has {there:g} GPUs in all.")
 
-    def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
-        self.census.forget(moment.step)
+    def run(
+        self, stage: Stage, round_info: RoundInfo, tasks: Sequence[Task], done: Callable[[int], None]
+    ) -> list[Outcome]:
+        self.memory_index.forget(round_info.step)
         self.inbox.open(len(tasks))
         for number, wave in enumerate(waves(tasks)):
             waiting = list(wave)
@@ -126,17 +130,17 @@ class RayBackend:
                 while waiting and idle:
                     place, task = waiting.pop(0)
                     worker = idle.pop()
-                    kept = payload.to_bytes(self.kept.read(task.client, moment.step, number))
+                    memory = payload.to_bytes(self.memory.read(task.client, round_info.step, number))
                     send = payload.to_bytes(task.send)
-                    busy[worker.run.remote(moment, task.client, task.group, send, kept)] = (place, task, worker)
+                    busy[worker.run.remote(round_info, task.client, task.group, send, memory)] = (place, task, worker)
                 (ready,), _ = self.ray.wait(list(busy), num_returns=1)
                 place, task, worker = busy.pop(ready)
                 idle.append(worker)
                 up, keep, bare = self._result(ready)
-                self.kept.write(task.client, moment.step, number, payload.from_bytes(keep))
+                self.memory.write(task.client, round_info.step, number, payload.from_bytes(keep))
                 self.inbox.put(place, replace(bare, reply=replace(bare.reply, send=payload.from_bytes(up))))
                 done(len(self.inbox))
-        self.census.look(task.client for task in tasks)
+        self.memory_index.look(task.client for task in tasks)
         return self.inbox.in_order()
 
     def predict_test(self, weights: Weights) -> Tensor:
@@ -160,8 +164,8 @@ class RayBackend:
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause from error
 
-    def kept_bytes(self) -> int:
-        return self.census.nbytes()
+    def memory_bytes(self) -> int:
+        return self.memory_index.nbytes()
 
     def close(self) -> None:
         for worker in getattr(self, "workers", []):

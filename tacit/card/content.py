@@ -197,19 +197,19 @@ def _method(page: Document, plan: Plan) -> None:
 
 def _pseudo_labels(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) -> None:
     page.add(Heading("How pseudo-labels fared"))
-    told = [record for record in records if record.get("kept_ratio") is not None]
+    told = [record for record in records if record.get("accepted_ratio") is not None]
     if not told:
         page.add(Text("The method gave none, or did not tell."))
         return
     chosen = sorted({0, len(told) // 4, len(told) // 2, 3 * len(told) // 4, len(told) - 1})
     rows = [
-        (f"{told[i]['stage']} {told[i]['round'] + 1}", per_cent(told[i]["kept_ratio"]), per_cent(_right(told[i])))
+        (f"{told[i]['stage']} {told[i]['round'] + 1}", per_cent(told[i]["accepted_ratio"]), per_cent(_right(told[i])))
         for i in chosen
     ]
-    page.add(Table(("round", "kept", "right, of those kept"), rows))
+    page.add(Table(("round", "accepted", "right, of those accepted"), rows))
     if all(_right(record) is None for record in told):
         page.add(Text("How many were right nobody can know: the images have no labels anywhere."))
-    kept = told[-1].get("kept_by_class")
+    kept = told[-1].get("accepted_by_class")
     if kept and sum(kept):
         shares = [
             f"{markdown(name)} {per_cent(n / sum(kept), 0)}" for name, n in zip(plan.dataset.classes, kept, strict=True)

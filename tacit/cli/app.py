@@ -125,21 +125,21 @@ def methods(
     set_: Set = None,
 ) -> None:
     """What there is: placements, options with defaults, what travels and what stays."""
-    from tacit.cli.listings import tell_method, tell_methods
+    from tacit.cli.listings import show_method, show_methods
     from tacit.core.settings import parse_setting
 
     if name:
-        tell_method(name, dict(parse_setting(text) for text in set_ or []), console())
+        show_method(name, dict(parse_setting(text) for text in set_ or []), console())
     else:
-        tell_methods(console())
+        show_methods(console())
 
 
 @app.command()
 def recipes() -> None:
     """The experiments that come with tacit."""
-    from tacit.cli.listings import tell_recipes
+    from tacit.cli.listings import show_recipes
 
-    tell_recipes(console())
+    show_recipes(console())
 
 
 @app.command()

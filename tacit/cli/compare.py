@@ -16,7 +16,7 @@ from tacit.core.text import markdown, safe_lines
 
 if TYPE_CHECKING:
     from tacit.compare.results import Survey
-    from tacit.compare.rows import Job, Row
+    from tacit.compare.rows import PendingRun, Row
     from tacit.compare.tables import Sheet
     from tacit.runs.progress import Display
 
@@ -49,7 +49,7 @@ def compare(
     """Run what is missing of several experiments, and show them side by side: same splits, same seeds."""
     from tacit.cli.data import load_shown
     from tacit.compare.results import blocks_of, notes, run_missing, survey, with_bounds
-    from tacit.compare.rows import line_up
+    from tacit.compare.rows import make_rows
     from tacit.core.paths import check_file, check_folder
     from tacit.core.settings import parse_setting
     from tacit.engine.checks import check_run
@@ -62,7 +62,7 @@ def compare(
     form: Format = format_ or (ENDINGS.get(out.suffix, "markdown") if out else "console")
     screen = console(error=form != "console" and out is None)  # a table for programs has the standard output alone
     settings = dict(parse_setting(text) for text in set_ or [])
-    rows = line_up(names, settings, seeds=seeds, scale=scale, only=only or (), runs=runs)
+    rows = make_rows(names, settings, seeds=seeds, scale=scale, only=only or (), runs=runs)
     if bounds:
         rows = with_bounds(rows, runs)
     missing = [job for row in rows for job in row.jobs if not job.finished]
@@ -77,7 +77,7 @@ def compare(
         announce(rows, missing, said, screen)
     again = command_again()
 
-    def run(job: "Job", label: str) -> None:
+    def run(job: "PendingRun", label: str) -> None:
         left = sum(not one.finished for one in missing)
         shown = f"{label} ({len(missing) - left + 1} of {len(missing)})"
         view: Display = "quiet" if quiet else "auto"
@@ -98,7 +98,7 @@ def command_again() -> str:
     return shlex.join(["tacit", *sys.argv[1:]])
 
 
-def announce(rows: "list[Row]", missing: "list[Job]", said: list[str], screen: SafeConsole) -> None:
+def announce(rows: "list[Row]", missing: "list[PendingRun]", said: list[str], screen: SafeConsole) -> None:
     """Before the work: what there is to do, and in what the rows are not on a par."""
     jobs, to_do = sum(len(row.jobs) for row in rows), len(missing)
     screen.print(f"{len(rows)} rows, {jobs} runs: {jobs - to_do} finished, {to_do} to do.")

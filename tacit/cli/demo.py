@@ -9,7 +9,7 @@ from rich.text import Text
 from tacit.cli.data import load_shown
 from tacit.cli.running import run_and_show
 from tacit.compare.results import bounds_of, results, survey
-from tacit.compare.rows import Job, Row
+from tacit.compare.rows import PendingRun, Row
 from tacit.compare.tables import for_screen, sheet
 from tacit.config.recipes import load_recipe
 from tacit.config.resolve import resolve
@@ -44,7 +44,7 @@ def run_demo(out: Path, screen: SafeConsole) -> None:
             f"{name} with the unlabelled images, FedAvg with all labels revealed (upper bound).",
         )
     )
-    rows = [Row(label, (Job(one, out / label.replace(" ", "-")),)) for label, one in plan.items()]
+    rows = [Row(label, (PendingRun(one, out / label.replace(" ", "-")),)) for label, one in plan.items()]
     for row in rows:
         job = row.jobs[0]
         run_and_show(job.experiment, job.folder, True, f"tacit demo --out {out}", label=f"{row.label:<11}")

@@ -37,7 +37,7 @@ def bias(folder: Folder, out: Out = Path("bias.png")) -> None:
 def labels(
     folders: Annotated[list[Path], typer.Argument(help="run folders")], out: Out = Path("pseudo-labels.png")
 ) -> None:
-    """How right pseudo-labels were and how many were kept, by round (FedDB, Figs. 6 and 7)."""
+    """How right pseudo-labels were and how many were accepted, by round (FedDB, Figs. 6 and 7)."""
     from tacit.papers.feddb_figures import draw_labels
     from tacit.runs.folder import Run
 

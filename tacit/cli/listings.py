@@ -37,7 +37,7 @@ def in_a_line(method: type[Method]) -> str:
     return rest if colon and len(name) < 30 else flat
 
 
-def tell_methods(screen: SafeConsole) -> None:
+def show_methods(screen: SafeConsole) -> None:
     table = Table(
         "method", "what it does", "server", "clients", "some", "sent up", title="Methods, and where labels are"
     )
@@ -63,7 +63,7 @@ def options_of(method: type[Method]) -> list[tuple[str, str, Any, str]]:
     return rows
 
 
-def tell_method(name: str, settings: dict[str, Any], screen: SafeConsole) -> None:
+def show_method(name: str, settings: dict[str, Any], screen: SafeConsole) -> None:
     method = find_method(name)
     screen.print(Text.assemble((safe(name), "bold"), f"  {safe_lines(in_a_line(method))}\n"))
     screen.print(inspect.getdoc(method) or "")
@@ -107,7 +107,7 @@ def tell_travel(method: type[Method], experiment: Any, screen: SafeConsole) -> N
     screen.print(table)
 
 
-def tell_recipes(screen: SafeConsole) -> None:
+def show_recipes(screen: SafeConsole) -> None:
     from tacit.core.settings import read_toml
 
     table = Table("recipe", "what", "method", "paper", title="Recipes: tacit run RECIPE")

@@ -14,7 +14,7 @@ from tacit.core.formatting import clock, size_text
 from tacit.core.settings import Experiment
 from tacit.data.catalogue import SOURCES
 from tacit.data.sources import is_here
-from tacit.nets.optimizer import descend, sgd
+from tacit.nets.optimizer import optimizer_step, sgd
 from tacit.pieces.train import predict
 from tacit.runs.checks import check_settings
 from tacit.runs.plan import Plan, prepare
@@ -84,7 +84,7 @@ def seconds_per_image(plan: Plan) -> tuple[float, float]:
     labels = torch.zeros(len(images), dtype=torch.int64, device=setup.device)
 
     def train() -> None:
-        descend(net, optimizer, torch.nn.functional.cross_entropy(net(images), labels))
+        optimizer_step(net, optimizer, torch.nn.functional.cross_entropy(net(images), labels))
 
     times = []
     for work in (train, lambda: predict(net, images, lambda x: x)):

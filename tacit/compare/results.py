@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tacit.compare.rows import Job, Row, listed, run_folder, short_labels
+from tacit.compare.rows import PendingRun, Row, listed, run_folder, short_labels
 from tacit.compare.t_test import Paired, paired_test
 from tacit.config.resolve import resolve
 from tacit.core.settings import Experiment, Paper, flatten
@@ -77,7 +77,7 @@ def bound_row(name: str, bound: Experiment, method: Row, runs: Path) -> Row:
     jobs = []
     for job in method.jobs:
         one = bare.model_copy(update={"seed": job.experiment.seed})
-        jobs.append(Job(one, run_folder(runs, f"{name}-bound", one)))
+        jobs.append(PendingRun(one, run_folder(runs, f"{name}-bound", one)))
     return Row(f"{method.label}/{name} bound", tuple(jobs), method.scale)
 
 
@@ -108,7 +108,7 @@ def _hash(arrays: Sequence[np.ndarray], text: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
-def holdings_of(job: Job) -> Holdings:
+def holdings_of(job: PendingRun) -> Holdings:
     """Those of the split that was saved with the run, or of the one that it will have: draws it, checks the rest."""
     saved = job.folder / "split.npz"
     if job.finished and saved.is_file():
@@ -284,7 +284,7 @@ def scales_of(blocks: Sequence[Sequence[Row]]) -> dict[str, list[str]]:
 # --- What came out ----------------------------------------------------------------------------------------
 
 
-def run_missing(rows: Sequence[Row], run: Callable[[Job, str], None]) -> None:
+def run_missing(rows: Sequence[Row], run: Callable[[PendingRun, str], None]) -> None:
     """Run what is not finished, one seed of all rows after the other, so that early tables have all rows."""
     seeds = sorted({job.experiment.seed for row in rows for job in row.jobs})
     for seed in seeds:

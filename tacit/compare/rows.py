@@ -31,7 +31,7 @@ from tacit.runs.folder import Run
 
 
 @dataclass(frozen=True)
-class Job:
+class PendingRun:
     """One run: what, and where."""
 
     experiment: Experiment
@@ -47,7 +47,7 @@ class Row:
     """One line of a comparison: the same experiment with several seeds."""
 
     label: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[PendingRun, ...]
     scale: str = ""  # what --scale did, in words
 
     @property
@@ -55,7 +55,7 @@ class Row:
         return self.jobs[0].experiment
 
 
-def line_up(
+def make_rows(
     names: Sequence[str],
     settings: Mapping[str, Any] | None = None,
     *,
@@ -81,7 +81,7 @@ def line_up(
             experiment, said = scaled(experiment, scale, fixed=flatten(settings))
         key = identity(experiment, with_seed=False)
         row = rows.setdefault(key, Row(source.name, (), said))
-        new = Job(experiment, source.run or run_folder(runs, source.name, experiment))
+        new = PendingRun(experiment, source.run or run_folder(runs, source.name, experiment))
         rows[key] = Row(row.label, distinct([*row.jobs, new]), row.scale)
     return short_labels([with_seeds(row, seeds or 1, runs) for row in rows.values()])
 
@@ -173,9 +173,9 @@ def check_unchanged(run: Path, experiment: Experiment, scale: str) -> None:
         )
 
 
-def distinct(jobs: Sequence[Job]) -> tuple[Job, ...]:
+def distinct(jobs: Sequence[PendingRun]) -> tuple[PendingRun, ...]:
     """One job a seed, in the order of seeds; of two runs with one seed, the one that was named first."""
-    by_seed: dict[int, Job] = {}
+    by_seed: dict[int, PendingRun] = {}
     for job in jobs:
         by_seed.setdefault(job.experiment.seed, job)
     return tuple(by_seed[seed] for seed in sorted(by_seed))
@@ -189,7 +189,7 @@ def with_seeds(row: Row, seeds: int, runs: Path) -> Row:
             f"{seeds} seeds from {first} on go beyond the largest seed, {MOST_SEED}. Write a smaller seed."
         )
     more = [row.experiment.model_copy(update={"seed": seed}) for seed in range(first, first + seeds)]
-    jobs = distinct([*row.jobs, *(Job(one, run_folder(runs, row.label, one)) for one in more)])
+    jobs = distinct([*row.jobs, *(PendingRun(one, run_folder(runs, row.label, one)) for one in more)])
     return Row(row.label, jobs, row.scale)
 
 

@@ -79,7 +79,7 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "vs first": _against,
     "p": lambda r: p_text(r.against_first.p if r.against_first else None),
     "labels right": lambda r: percent(r, "pseudo_accuracy"),
-    "kept": lambda r: percent(r, "kept_ratio"),
+    "accepted": lambda r: percent(r, "accepted_ratio"),
     "sent": lambda r: NOTHING if not r.mean("bytes") else size_text(r.mean("bytes")),
     "time a run": lambda r: NOTHING if r.mean("seconds") is None else clock(r.mean("seconds") or 0),
     "our scale": scale_text,
@@ -87,7 +87,7 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "paper's gap": lambda r: _gap(r.paper_gap),
     "differs in": lambda r: ", ".join(r.differs) or NOTHING,
 }
-IN_COMPARISONS = tuple(name for name in COLUMNS if name not in ("last five", "labels right", "kept"))
+IN_COMPARISONS = tuple(name for name in COLUMNS if name not in ("last five", "labels right", "accepted"))
 
 
 def sheet(
@@ -243,7 +243,7 @@ def records(blocks: Sequence[Sequence[Result]], notes: Sequence[str] = ()) -> li
                     "seeds": " ".join(map(str, result.runs)),
                     **{
                         f"{name}_{what}": getattr(result, what)(name)
-                        for name in ("accuracy", "last_five", "auc", "pseudo_accuracy", "kept_ratio")
+                        for name in ("accuracy", "last_five", "auc", "pseudo_accuracy", "accepted_ratio")
                         for what in ("mean", "spread")
                     },
                     "accuracy_by_seed": " ".join(str(value) for value in result.values("accuracy")),

@@ -19,7 +19,7 @@ HELD_OUT_SHARE = 5  # one labelled image in so many is held out where no test se
 
 
 @dataclass(frozen=True)
-class Party:
+class PartyCounts:
     """What one party has to train with, after the test images are set aside."""
 
     name: str
@@ -40,10 +40,10 @@ class Proposal:
     held_out: bool
 
 
-def parties(report: FolderReport) -> list[Party]:
+def parties(report: FolderReport) -> list[PartyCounts]:
     """Counts by party, in the order in which the sites were given."""
     counts: Counter[tuple[str, str]] = Counter((item.site, _kind(item)) for item in report.usable)
-    return [Party(s, *(counts[s, kind] for kind in ("labelled", "unlabelled", "test"))) for s in report.sites]
+    return [PartyCounts(s, *(counts[s, kind] for kind in ("labelled", "unlabelled", "test"))) for s in report.sites]
 
 
 def _kind(item: Item) -> str:

@@ -45,7 +45,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TENSORS}
 
 
 @dataclass(frozen=True)
-class Party:
+class Registration:
     """What is known of a client before it answers."""
 
     most: float = math.inf  # examples: no more than this can have been trained on
@@ -101,13 +101,13 @@ def parse(text: str) -> Kind:
     )
 
 
-def is_due(kind: Kind, party: Party) -> bool | None:
+def is_due(kind: Kind, party: Registration) -> bool | None:
     """Whether this party must send it (True), must not (False), or may (None)."""
     holds = {"labeled": party.labeled, "unlabeled": party.unlabeled}
     return holds[kind.due] if kind.due else True
 
 
-def invalid_reason(kind: Kind, name: str, value: Value, like: object, party: Party, classes: int) -> str:
+def invalid_reason(kind: Kind, name: str, value: Value, like: object, party: Registration, classes: int) -> str:
     """Why a value that was sent under this name is not what was declared; '' if it is.
 
     `like` is what was sent down under that name, if it was. The value is a payload's already.
@@ -141,7 +141,7 @@ def _invalid_weights(name: str, value: Value, like: object) -> str:
     return ""
 
 
-def _invalid_number(kind: Kind, name: str, value: Value, party: Party) -> str:
+def _invalid_number(kind: Kind, name: str, value: Value, party: Registration) -> str:
     if not isinstance(value, int | float):
         return f"'{name}' is not a number"
     if not (math.isfinite(value) and abs(value) <= LARGEST_NUMBER):
@@ -153,7 +153,7 @@ def _invalid_number(kind: Kind, name: str, value: Value, party: Party) -> str:
     return ""
 
 
-def _invalid_tensor(kind: Kind, name: str, value: Value, party: Party, classes: int) -> str:
+def _invalid_tensor(kind: Kind, name: str, value: Value, party: Registration, classes: int) -> str:
     expected = kind.sizes(classes)
     if not isinstance(value, Tensor) or list(value.shape) != expected:
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

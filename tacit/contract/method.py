@@ -1,7 +1,7 @@
 """A method: a frozen dataclass of hyper-parameters with four verbs, two for each side.
 
 SERVER                         CLIENT k                              SERVER
-state → server_send(state) → Task → client_train(task, kept, me) → Reply → server_merge(state, replies) → state'
+state → server_send(state) → Task → client_train(task, memory, me) → Reply → server_merge(state, replies) → state'
                                       ↑ kept          keep ↓   (this client's own disk, never sent)
 """
 
@@ -139,7 +139,7 @@ class Method:
         """What goes to whom in this round. No task at all means a round on the server alone."""
         return [Task(client, {"model": state["model"]}) for client in hub.sample_clients()]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         """The heart of a method: what a client does with what it was sent and what it kept."""
         raise TacitError(f"{type(self).__name__} sends tasks to clients but does not define client_train.")
 

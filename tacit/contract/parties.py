@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import nets
+from tacit.contract.record import KEYS
 from tacit.core import seeds
 from tacit.core.payload import Weights
 from tacit.core.settings import Net, Participation, Train
@@ -71,7 +72,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Moment:
+class RoundInfo:
     """When something happens: the stage, the round within it, and the count of all rounds of the run so far."""
 
     stage: str
@@ -80,7 +81,7 @@ class Moment:
     step: int
 
 
-class Workbench:
+class NetPool:
     """The nets of one process, used again for every client: building one costs more than loading weights into it."""
 
     def __init__(self, setup: Setup) -> None:
@@ -107,19 +108,19 @@ class Workbench:
 class Side:
     """What both sides have in common."""
 
-    def __init__(self, setup: Setup, shard: Shard, moment: Moment, who: str, bench: Workbench) -> None:
+    def __init__(self, setup: Setup, shard: Shard, round_info: RoundInfo, who: str, net_pool: NetPool) -> None:
         self.shard = shard
         self.train: Train = setup.train
         self.views: Views = setup.views
         self.classes = len(setup.classes)
         self.channels, self.size = setup.channels, setup.size
-        self.stage = moment.stage
-        self.round = moment.round
-        self.rounds = moment.rounds
+        self.stage = round_info.stage
+        self.round = round_info.round
+        self.rounds = round_info.rounds
         self.device = setup.device
-        self._name = (setup.seed, moment.stage, moment.round, who)
+        self._name = (setup.seed, round_info.stage, round_info.round, who)
         self._setup = setup
-        self._bench = bench
+        self._net_pool = net_pool
 
     def rng(self, purpose: str) -> torch.Generator:
         """A generator for one purpose of this side in this round; the same one however often it is asked for."""
@@ -127,7 +128,7 @@ class Side:
 
     def model(self, weights: Weights) -> nn.Module:
         """A net with these weights on this side's device, ready to be trained."""
-        return self._bench.take(weights)
+        return self._net_pool.take(weights)
 
     def weights(self, model: nn.Module) -> Weights:
         """A copy of the model's weights, to send or to keep.
@@ -225,19 +226,21 @@ class Labelling:
 
     index: list[Tensor] = field(default_factory=list)
     label: list[Tensor] = field(default_factory=list)
-    kept: list[Tensor] = field(default_factory=list)
+    accepted: list[Tensor] = field(default_factory=list)
     named: dict[str, "Labelling"] = field(default_factory=dict)  # what it told under a name
 
 
 class Client(Side):
     """All that client code may see."""
 
-    def __init__(self, setup: Setup, shard: Shard, moment: Moment, number: int, group: int, bench: Workbench) -> None:
-        super().__init__(setup, shard, moment, f"client-{number}/{group}", bench)
+    def __init__(
+        self, setup: Setup, shard: Shard, round_info: RoundInfo, number: int, group: int, net_pool: NetPool
+    ) -> None:
+        super().__init__(setup, shard, round_info, f"client-{number}/{group}", net_pool)
         self.number = number
         self.labelling = Labelling()
 
-    def audit(self, index: Tensor, label: Tensor, kept: Tensor, name: str = "") -> None:
+    def audit(self, index: Tensor, label: Tensor, accepted: Tensor, name: str = "") -> None:
         """Tell which pseudo-labels were given: a door that opens outwards only.
 
         In a simulation the evaluator compares them with the truth, for the record; nothing comes back. Labels told
@@ -246,43 +249,7 @@ class Client(Side):
         told = self.labelling.named.setdefault(name, Labelling()) if name else self.labelling
         told.index.append(index.detach().cpu())
         told.label.append(label.detach().cpu())
-        told.kept.append(kept.detach().cpu())
-
-
-# What every record holds by itself; a method's notes may not stand in its place.
-RECORDED = frozenset(
-    [
-        "stage",
-        "round",
-        "step",
-        "accuracy",
-        "auc",
-        "loss",
-        "macro_f1",
-        "clients_accuracy",
-        "clients_per_class",
-        "balanced_accuracy",
-        "ece",
-        "per_class",
-        "pseudo_accuracy",
-        "kept_ratio",
-        "pseudo_accuracy_by_class",
-        "kept_by_class",
-        "kept_ratio_by_class",
-        "asked",
-        "answered",
-        "refused",
-        "skipped",
-        "bytes_down",
-        "bytes_up",
-        "kept_bytes",
-        "client_metrics",
-        "cpu",
-        "seconds",
-        "cpu_seconds",
-        "phases",
-    ]
-)
+        told.accepted.append(accepted.detach().cpu())
 
 
 def plain(value: Any) -> Any:
@@ -301,8 +268,8 @@ def plain(value: Any) -> Any:
 class Hub(Side):
     """All that server code may see."""
 
-    def __init__(self, setup: Setup, shard: Shard, moment: Moment, bench: Workbench) -> None:
-        super().__init__(setup, shard, moment, "server", bench)
+    def __init__(self, setup: Setup, shard: Shard, round_info: RoundInfo, net_pool: NetPool) -> None:
+        super().__init__(setup, shard, round_info, "server", net_pool)
         self.clients = setup.clients
         self.labeled_clients = setup.labeled_clients
         self.notes: dict[str, Any] = {}
@@ -334,7 +301,7 @@ class Hub(Side):
     def note(self, **values: float | Tensor | Sequence[float]) -> None:
         """Put figures into this round's record (a threshold per class, an aggregation weight per client)."""
         for name, value in values.items():
-            if name in RECORDED:
+            if name in KEYS:
                 raise ValueError(f"hub.note cannot use the name '{name}': every record has that already")
             self.notes[name] = plain(value)
 

@@ -28,7 +28,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def told(path: Path, action: str = "written") -> Iterator[None]:
+def file_errors(path: Path, action: str = "written") -> Iterator[None]:
     """An error of the file system becomes a sentence that names the file and says what to do."""
     try:
         yield
@@ -38,10 +38,10 @@ def told(path: Path, action: str = "written") -> Iterator[None]:
 
 
 @contextmanager
-def beside(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Where to write. Then it is flushed to disk and renamed: a kill or a power cut leaves the old file or the new."""
     new = path.with_name(f".tacit-tmp-{os.getpid()}-{path.name}")
-    with told(path):
+    with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield new
@@ -54,26 +54,26 @@ def beside(path: Path) -> Iterator[Path]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """The old content or the new one, never half of it."""
-    with beside(path) as new:
+    with atomic_path(path) as new:
         new.write_bytes(data)
 
 
 def append(path: Path, line: str) -> None:
     """One more line, flushed to disk. A kill may leave a part of it, which has no line end."""
-    with told(path), path.open("a") as file:
+    with file_errors(path), path.open("a") as file:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
 
 def read_bytes(path: Path) -> bytes:
-    with told(path, "read"):
+    with file_errors(path, "read"):
         return path.read_bytes()
 
 
 def remove(path: Path) -> None:
     """Remove a file that we wrote; it may be gone already."""
-    with told(path, "removed"):
+    with file_errors(path, "removed"):
         path.unlink(missing_ok=True)
 
 

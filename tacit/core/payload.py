@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tacit.core.errors import TacitError
-from tacit.core.files import beside, read_bytes, told
+from tacit.core.files import atomic_path, file_errors, read_bytes
 from tacit.core.files import write_atomically as write_atomically
 from tacit.core.text import safe
 
@@ -383,7 +383,7 @@ def write(path: Path, payload: Mapping[str, Value]) -> str:
     """
     flat, header = _parts(payload)
     header["digest"] = _digest(flat, header["order"])
-    with beside(path) as new:
+    with atomic_path(path) as new:
         save(flat, new, header)
     return header["digest"]
 
@@ -409,7 +409,7 @@ def read_with_digest(path: Path) -> tuple[Payload, str]:
 def digest_in(path: Path) -> str:
     """The digest that a file says it has, from its header alone."""
     try:
-        with told(path, "read"), path.open("rb") as file:
+        with file_errors(path, "read"), path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             return _stored_digest(json.loads(file.read(min(length, NO_STRANGER.header))))
     except (ValueError, LookupError, TypeError, AttributeError) as error:

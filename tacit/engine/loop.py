@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from tacit.backends import Backend, Outcome
-from tacit.contract.kinds import Party
+from tacit.contract.kinds import Registration
 from tacit.contract.method import Reply, Stage, Task
-from tacit.contract.parties import Hub, Moment, Workbench
+from tacit.contract.parties import Hub, NetPool, RoundInfo
 from tacit.core import payload, seeds
 from tacit.core.errors import TacitError
 from tacit.core.machine import cpu_type
@@ -47,7 +47,7 @@ class Engine:
         federation = Federation(plan.dataset, plan.split, plan.setup.device)
         self.server_shard = federation.server_shard()
         self.test_labels = federation.test().labels
-        self.bench = Workbench(plan.setup)
+        self.net_pool = NetPool(plan.setup)
 
     def run(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -63,7 +63,7 @@ class Engine:
             past[stage.name] = state
             first = end
         last = self.plan.stages[-1]
-        end_of_run = Moment(last.name, last.rounds - 1, last.rounds, first - 1)
+        end_of_run = RoundInfo(last.name, last.rounds - 1, last.rounds, first - 1)
         weights = last.method.server_answer(state, self._hub(end_of_run))
         summary = run_summary(self.plan, self.folder.records, time.perf_counter() - started)
         tested = weights is not None and len(self.test_labels) > 0
@@ -81,47 +81,47 @@ class Engine:
         if done > first:
             state = self.folder.state()
         else:
-            state = stage.method.server_start(self._hub(Moment(stage.name, -1, stage.rounds, first)), past)
+            state = stage.method.server_start(self._hub(RoundInfo(stage.name, -1, stage.rounds, first)), past)
         for number in range(max(done - first, 0), stage.rounds):
-            state = self._run_round(stage, Moment(stage.name, number, stage.rounds, first + number), state)
+            state = self._run_round(stage, RoundInfo(stage.name, number, stage.rounds, first + number), state)
         return state
 
-    def _hub(self, moment: Moment) -> Hub:
-        self.bench.clear()
-        return Hub(self.plan.setup, self.server_shard, moment, self.bench)
+    def _hub(self, round_info: RoundInfo) -> Hub:
+        self.net_pool.clear()
+        return Hub(self.plan.setup, self.server_shard, round_info, self.net_pool)
 
-    def _run_round(self, stage: Stage, moment: Moment, state: Payload) -> Payload:
+    def _run_round(self, stage: Stage, round_info: RoundInfo, state: Payload) -> Payload:
         """One round, a straight line: send, train, check, merge, evaluate, record."""
         clock = Clock()
-        hub = self._hub(moment)
+        hub = self._hub(round_info)
         tasks = stage.method.server_send(state, hub)
-        reached = [task for task in tasks if not self._strikes(moment, task, "dropout")]
+        reached = [task for task in tasks if not self._strikes(round_info, task, "dropout")]
         clock.lap("send")
         outcomes = self.backend.run(
-            stage, moment, reached, lambda done: self.watcher.client_done(moment, done, len(reached))
+            stage, round_info, reached, lambda done: self.watcher.client_done(round_info, done, len(reached))
         )
         clock.lap("train")
-        usable, refused = self._usable(stage, moment, state, reached, outcomes)
+        usable, refused = self._usable(stage, round_info, state, reached, outcomes)
         needed = self.plan.experiment.participation.quorum
         needed = min(needed, len(tasks))  # a stage may ask fewer clients than the quorum
         skipped = f"{len(usable)} usable replies, {needed} needed: the model stays" if len(usable) < needed else ""
         before = state
         if not skipped:
-            merge = self._merge(stage, moment, state, usable, needed, hub)
+            merge = self._merge(stage, round_info, state, usable, needed, hub)
             state, usable, hub, skipped = merge.state, merge.used, merge.hub, merge.skipped
             refused += merge.refused
         clock.lap("merge")
-        scores = self._evaluate(stage, moment, state, hub) if self._is_evaluated(moment) else {}
+        scores = self._evaluate(stage, round_info, state, hub) if self._is_evaluated(round_info) else {}
         if state is not before and scores and scores["loss"] is None:
             skipped, state = "the merged model's loss is not a number: the model stays", before
-            scores = self._evaluate(stage, moment, state, hub)
+            scores = self._evaluate(stage, round_info, state, hub)
         if self.plan.experiment.evaluate_clients and scores:
             scores |= self._evaluate_clients([outcome.reply for outcome in usable])
         clock.lap("evaluate")
         record = {
-            "stage": moment.stage,
-            "round": moment.round,
-            "step": moment.step,
+            "stage": round_info.stage,
+            "round": round_info.round,
+            "step": round_info.step,
             **scores,
             **sum_up([outcome.audit for outcome in usable if outcome.audit is not None]),
             "asked": [task.client for task in tasks],
@@ -130,30 +130,30 @@ class Engine:
             "skipped": skipped,
             "bytes_down": sum(payload.nbytes(task.send) for task in reached),
             "bytes_up": sum(payload.nbytes(outcome.reply.send) for outcome in outcomes),
-            "kept_bytes": self.backend.kept_bytes(),
+            "memory_bytes": self.backend.memory_bytes(),
             "client_metrics": by_client(usable),
             "cpu": cpu_type(),
             **hub.notes,
         }
         computing = cpu_seconds_of([outcome.cpu for outcome in outcomes], clock.cpu["send"] + clock.cpu["merge"])
         timed = {**record, "seconds": clock.total(), "cpu_seconds": computing, "phases": clock.laps}
-        self.folder.finish_round(moment.step, timed, state, hub.pictures)
+        self.folder.finish_round(round_info.step, timed, state, hub.pictures)
         self.watcher.round_done(timed)
         return state
 
-    def _strikes(self, moment: Moment, task: Task, fault: str) -> bool:
+    def _strikes(self, round_info: RoundInfo, task: Task, fault: str) -> bool:
         """Whether this fault befalls this client now: seeded, so that a resumed run has the same bad luck."""
         chance = getattr(self.plan.experiment.faults, fault)
-        name = (self.plan.setup.seed, moment.stage, moment.round, f"client-{task.client}/{task.group}", fault)
+        name = (self.plan.setup.seed, round_info.stage, round_info.round, f"client-{task.client}/{task.group}", fault)
         return chance > 0 and float(torch.rand((), generator=seeds.generator(*name))) < chance
 
     def _usable(
-        self, stage: Stage, moment: Moment, state: Payload, tasks: Sequence[Task], outcomes: Sequence[Outcome]
+        self, stage: Stage, round_info: RoundInfo, state: Payload, tasks: Sequence[Task], outcomes: Sequence[Outcome]
     ) -> tuple[list[Outcome], list[dict[str, Any]]]:
         """The replies that may reach the mean, and why the others may not."""
         usable, refused = [], []
         for task, outcome in zip(tasks, outcomes, strict=True):
-            why = outcome.fault or ("came too late" if self._strikes(moment, task, "straggler") else "")
+            why = outcome.fault or ("came too late" if self._strikes(round_info, task, "straggler") else "")
             party = self._party(stage, task.client)
             why = why or refusal_reason(
                 stage.method.client_sends, task, outcome.reply, state, len(self.plan.setup.classes), party
@@ -165,19 +165,19 @@ class Engine:
                 usable.append(outcome)
         return usable, refused
 
-    def _party(self, stage: Stage, client: int) -> Party:
+    def _party(self, stage: Stage, client: int) -> Registration:
         """What is known of a client before it answers: in a simulation all of it, of a real site what it told."""
         registered, setup = self.plan.registered, self.plan.setup
         most = stage.method.most_examples(registered[client], max(registered)) if registered else LARGEST_COUNT
         labeled, part = client in setup.labeled_clients, self.plan.split.clients[client]
         if len(part.labeled) or len(part.unlabeled):
-            return Party(most, labeled, len(part.unlabeled) > 0)
+            return Registration(most, labeled, len(part.unlabeled) > 0)
         # A site whose labelled images may be all that it holds; with labels everywhere they count as both kinds.
         both = self.plan.experiment.data.placement == "clients"
-        return Party(most, labeled, True if both or not labeled else None)
+        return Registration(most, labeled, True if both or not labeled else None)
 
     def _merge(
-        self, stage: Stage, moment: Moment, state: Payload, usable: list[Outcome], needed: int, hub: Hub
+        self, stage: Stage, round_info: RoundInfo, state: Payload, usable: list[Outcome], needed: int, hub: Hub
     ) -> "Merge":
         """The new state; where the merge fails with one reply and succeeds without it, that one is refused.
 
@@ -189,7 +189,7 @@ class Engine:
         if not why:
             return Merge(merged, usable, hub)
         for suspect in usable[:MOST_SUSPECTS] if len(usable) > max(needed, 1) else ():
-            again = self._hub(moment)
+            again = self._hub(round_info)
             again.notes, again.pictures = dict(notes), dict(pictures)
             rest = [outcome for outcome in usable if outcome is not suspect]
             merged, still, _ = self._try_merge(stage, state, rest, again)
@@ -202,7 +202,7 @@ class Engine:
             return Merge(state, usable, hub, skipped=f"{why}: the model stays")
         if self.plan.experiment.backend.name != "flower":
             raise error
-        log.error("Round %d of stage '%s': %s", moment.round, moment.stage, why, exc_info=error)
+        log.error("Round %d of stage '%s': %s", round_info.round, round_info.stage, why, exc_info=error)
         everybody = [{"client": outcome.reply.client, "why": why} for outcome in usable]
         return Merge(state, [], hub, everybody, f"{why}: the model stays")
 
@@ -210,13 +210,13 @@ class Engine:
         self, stage: Stage, state: Payload, outcomes: Sequence[Outcome], hub: Hub
     ) -> tuple[Payload, str, Exception | None]:
         """The merged state; or why it cannot be used, and the exception if it was one."""
-        self.bench.clear()
+        self.net_pool.clear()
         try:
             merged = stage.method.server_merge(state, [outcome.reply for outcome in outcomes], hub)
             payload.check(merged)
             if where := payload.first_not_finite(merged):
                 return merged, f"the server's '{where}' holds NaN or infinity after the merge", None
-            self.bench.clear()
+            self.net_pool.clear()
             weights = stage.method.server_answer(merged, hub)
             if weights is not None and not torch.isfinite(self._look(weights)).all():
                 return merged, "the model predicts NaN after the merge", None
@@ -231,14 +231,14 @@ class Engine:
         setup = self.plan.setup
         shape = (2, setup.channels, setup.size, setup.size)
         noise = torch.randint(256, shape, dtype=torch.uint8, generator=seeds.generator(setup.seed, "noise"))
-        return predict(self.bench.take(weights), noise.to(setup.device), setup.views.plain)
+        return predict(self.net_pool.take(weights), noise.to(setup.device), setup.views.plain)
 
-    def _is_evaluated(self, moment: Moment) -> bool:
-        last = moment.round == moment.rounds - 1
-        return last or (moment.round + 1) % self.plan.experiment.evaluate_every == 0
+    def _is_evaluated(self, round_info: RoundInfo) -> bool:
+        last = round_info.round == round_info.rounds - 1
+        return last or (round_info.round + 1) % self.plan.experiment.evaluate_every == 0
 
-    def _evaluate(self, stage: Stage, moment: Moment, state: Payload, hub: Hub) -> dict[str, Any]:
-        self.bench.clear()
+    def _evaluate(self, stage: Stage, round_info: RoundInfo, state: Payload, hub: Hub) -> dict[str, Any]:
+        self.net_pool.clear()
         weights = stage.method.server_answer(state, hub)
         if weights is None or not len(self.test_labels):
             return {}

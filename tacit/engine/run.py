@@ -16,15 +16,15 @@ from tacit.engine.checks import check_run
 from tacit.engine.loop import Engine
 from tacit.runs.folder import Run
 from tacit.runs.integrity import saved_split
-from tacit.runs.memory import Kept
+from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import Plan, prepare
-from tacit.runs.watchers import Silence, Watcher
+from tacit.runs.watchers import NullWatcher, Watcher
 from tacit.runs.writer import OpenRun, check_same
 
 
 def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, watcher: Watcher | None = None) -> Run:
     """Run an experiment into a folder, or go on with the run that is there. Returns the finished run."""
-    watcher = watcher or Silence()
+    watcher = watcher or NullWatcher()
     check_run(experiment, out)
     if resume:
         check_same(out, experiment)  # before any data is loaded
@@ -69,4 +69,4 @@ def _backend(plan: Plan, folder: OpenRun) -> Backend:
         return RayBackend(plan.experiment, federation, folder.kept_folder)
     if settings.name == "pool" and workers > 1 and plan.setup.device.type != "mps":
         return PoolBackend(plan.experiment, federation, folder.split_path, folder.kept_folder, workers)
-    return LocalBackend(plan.setup, federation, Kept(folder.kept_folder, plan.experiment.keep))
+    return LocalBackend(plan.setup, federation, ClientMemory(folder.kept_folder, plan.experiment.keep))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tacit.backends import Outcome
+from tacit.contract.record import IN_SUMMARY
 from tacit.evaluation.scores import accuracies
 from tacit.runs.plan import Plan
 from tacit.version import __version__
@@ -36,7 +37,7 @@ def run_summary(plan: Plan, records: Sequence[Mapping[str, Any]], seconds: float
             stage.name: sum(r["bytes_up"] + r["bytes_down"] for r in records if r["stage"] == stage.name)
             for stage in plan.stages
         },
-        "kept_bytes": max([r.get("kept_bytes", 0) for r in records], default=0),  # the most at any time
+        "memory_bytes": max([r.get("memory_bytes", 0) for r in records], default=0),  # the most at any time
         "seconds": sum(r["seconds"] for r in records),
         "seconds_this_session": seconds,
         "warnings": list(plan.warnings),
@@ -50,9 +51,6 @@ def run_summary(plan: Plan, records: Sequence[Mapping[str, Any]], seconds: float
             "numpy": np.__version__,
         },
     }
-
-
-REPORTED = ("accuracy", "auc", "loss", "macro_f1", "balanced_accuracy", "ece", "pseudo_accuracy", "kept_ratio")
 
 
 def summarize(records: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
@@ -71,7 +69,7 @@ def summarize(records: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]
     else:
         chosen = list(records[-10:] if rule == "last-10" else records[-1:])
     result: dict[str, Any] = {}
-    for name in REPORTED:
+    for name in IN_SUMMARY:
         values = [record[name] for record in chosen if record.get(name) is not None]
         if values:
             result[name] = sum(values) / len(values)

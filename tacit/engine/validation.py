@@ -4,17 +4,22 @@ import math
 from collections.abc import Mapping
 
 from tacit.contract import kinds
-from tacit.contract.kinds import Party
+from tacit.contract.kinds import Registration
 from tacit.contract.method import Reply, Task
 from tacit.core.payload import Payload
 from tacit.core.text import safe
 
 
 def refusal_reason(
-    expected: Mapping[str, str], task: Task, reply: Reply, state: Payload, classes: int, party: Party | None = None
+    expected: Mapping[str, str],
+    task: Task,
+    reply: Reply,
+    state: Payload,
+    classes: int,
+    party: Registration | None = None,
 ) -> str:
     """Why a reply must not reach the mean; '' if it may."""
-    party = party or Party()
+    party = party or Registration()
     known = {name.removesuffix("?") for name in expected}
     for name in reply.send:
         if name not in known:

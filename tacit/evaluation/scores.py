@@ -29,9 +29,9 @@ def audit(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list[f
 
     >>> told = Labelling([torch.tensor([0, 1, 2])], [torch.tensor([1, 1, 0])], [torch.tensor([True, True, False])])
     >>> audit(told, torch.tensor([1, 0, 0]), 2)
-    {'seen': [1.0, 2.0], 'kept': [0.0, 2.0], 'right': [0.0, 1.0], 'known': [0.0, 2.0]}
+    {'seen': [1.0, 2.0], 'accepted': [0.0, 2.0], 'right': [0.0, 1.0], 'known': [0.0, 2.0]}
     >>> sorted(audit(Labelling(named={"local": told}), torch.tensor([1, 0, 0]), 2))
-    ['local:kept', 'local:known', 'local:right', 'local:seen']
+    ['local:accepted', 'local:known', 'local:right', 'local:seen']
     """
     counts = _counts(labelling, truth, classes)
     for name, told in labelling.named.items():
@@ -42,7 +42,7 @@ def audit(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list[f
 def _counts(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list[float]]:
     if not labelling.index:
         return {}
-    index, label, kept = (torch.cat(part) for part in (labelling.index, labelling.label, labelling.kept))
+    index, label, accepted = (torch.cat(part) for part in (labelling.index, labelling.label, labelling.accepted))
     true = truth[index]
 
     def count(which: Tensor) -> list[float]:
@@ -50,10 +50,10 @@ def _counts(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list
         return counts
 
     return {
-        "seen": count(torch.ones_like(kept)),
-        "kept": count(kept),
-        "right": count(kept & (label == true)),
-        "known": count(kept & (true >= 0)),
+        "seen": count(torch.ones_like(accepted)),
+        "accepted": count(accepted),
+        "right": count(accepted & (label == true)),
+        "known": count(accepted & (true >= 0)),
     }
 
 
@@ -72,11 +72,11 @@ def accuracies(counts: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def sum_up(audits: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
-    """One round's figures over all clients: accuracy of the kept labels, share kept, both by class too.
+    """One round's figures over all clients: accuracy of the accepted labels, share accepted, both by class too.
 
-    >>> sum_up([{"seen": [1.0, 4.0], "kept": [0.0, 2.0], "right": [0.0, 1.0], "known": [0.0, 2.0]}])
-    {'pseudo_accuracy': 0.5, 'kept_ratio': 0.4, 'pseudo_accuracy_by_class': [None, 0.5], 'kept_by_class': [0.0, 2.0],
-    'kept_ratio_by_class': [0.0, 0.5]}
+    >>> sum_up([{"seen": [1.0, 4.0], "accepted": [0.0, 2.0], "right": [0.0, 1.0], "known": [0.0, 2.0]}])
+    {'pseudo_accuracy': 0.5, 'accepted_ratio': 0.4, 'pseudo_accuracy_by_class': [None, 0.5],
+    'accepted_by_class': [0.0, 2.0], 'accepted_ratio_by_class': [0.0, 0.5]}
     """
     told: dict[str, list[Sequence[float]]] = {}
     for counts in audits:
@@ -86,14 +86,14 @@ def sum_up(audits: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     if "seen" in total:
         right, known = total["right"], total["known"]
-        seen, kept = float(total["seen"].sum()), float(total["kept"].sum())
+        seen, accepted = float(total["seen"].sum()), float(total["accepted"].sum())
         result = {
             "pseudo_accuracy": None,
-            "kept_ratio": kept / seen if seen else None,
+            "accepted_ratio": accepted / seen if seen else None,
             "pseudo_accuracy_by_class": [float(r / n) if n > 0 else None for r, n in zip(right, known, strict=True)],
-            "kept_by_class": total["kept"].tolist(),
-            "kept_ratio_by_class": [
-                float(k / n) if n > 0 else None for k, n in zip(total["kept"], total["seen"], strict=True)
+            "accepted_by_class": total["accepted"].tolist(),
+            "accepted_ratio_by_class": [
+                float(k / n) if n > 0 else None for k, n in zip(total["accepted"], total["seen"], strict=True)
             ],
         }
     return {**result, **accuracies({key: count.tolist() for key, count in total.items()})}

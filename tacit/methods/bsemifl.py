@@ -69,40 +69,40 @@ class BSemiFL(SemiFL):
         down: Payload = {"model": state["model"], "sums": probs.sum(dim=0).cpu(), "prior": prior}  # Q_s, p_s (Eq. 11)
         return [Task(client, down) for client in hub.sample_clients()]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         if not len(me.shard.unlabeled):
-            return super().client_train(task, kept, me)
+            return super().client_train(task, memory, me)
         model = me.model(task.weights("model"))
-        found, share = self._label(model, task, kept, me)
-        reply = self.learn(model, found, kept, me)
+        found, share = self._label(model, task, memory, me)
+        reply = self.learn(model, found, memory, me)
         reply.metrics["global_weight"] = float(share.mean())  # Fig. 6
-        if not found.kept.any():  # nothing was learned from these images: the old local model stays
+        if not found.accepted.any():  # nothing was learned from these images: the old local model stays
             return reply
-        probs = me.predict(model, me.shard.unlabeled[found.kept])
-        counts = class_counts(found.label[found.kept], me.classes)
+        probs = me.predict(model, me.shard.unlabeled[found.accepted])
+        counts = class_counts(found.label[found.accepted], me.classes)
         prior = counts / counts.sum() if self.local_prior == "labels" else probs.mean(dim=0).cpu()
         local = {name: tensor.clone() for name, tensor in reply.weights("model").items()}
         keep: Payload = {"local": local, "sums": probs.sum(dim=0).cpu(), "prior": prior}  # w_m, Q_m, p_m
         return dataclasses.replace(reply, keep={**reply.keep, **keep})
 
-    def _label(self, model: nn.Module, task: Task, kept: Payload, me: Client) -> tuple[PseudoLabels, Tensor]:
+    def _label(self, model: nn.Module, task: Task, memory: Payload, me: Client) -> tuple[PseudoLabels, Tensor]:
         """The pseudo-labels of this client's images, and the global model's share α in each of them."""
         images = me.shard.unlabeled
         number, every = torch.arange(len(images)), torch.ones(len(images), dtype=torch.bool)
         probs = me.predict(model, images)
         me.audit(number, probs.argmax(dim=1), every, name="global")  # Fig. 2: how good would each alone be?
-        if "local" not in kept:
-            return self.believe(probs), every.float()
-        local = me.predict(me.model(weights_in(kept, "local")), images)
+        if "local" not in memory:
+            return self.accept(probs), every.float()
+        local = me.predict(me.model(weights_in(memory, "local")), images)
         me.audit(number, local.argmax(dim=1), every, name="local")
         if me.round < self.warmup:
-            return self.believe(probs), every.float()
+            return self.accept(probs), every.float()
         with_sample = self.local_closeness == "equation-13"
         near_global = closeness(probs, task.tensor("sums"), task.tensor("prior"))
-        near_local = closeness(local, tensor_in(kept, "sums"), tensor_in(kept, "prior"), with_sample)
+        near_local = closeness(local, tensor_in(memory, "sums"), tensor_in(memory, "prior"), with_sample)
         share = share_by_strategy(self.strategy, near_global, near_local, me.rng("shares"))  # Eq. 14
-        label, sure = self.believe(ensemble(probs, local, share))  # Eq. 15, Eq. 2
-        return PseudoLabels(label, sure & agree(probs, local) if self.strategy == "vote" else sure), share
+        label, accepted = self.accept(ensemble(probs, local, share))  # Eq. 15, Eq. 2
+        return PseudoLabels(label, accepted & agree(probs, local) if self.strategy == "vote" else accepted), share
 
 
 # --- Closeness and the ensemble of the two models --------------------------------------------------------------------

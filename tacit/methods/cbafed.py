@@ -98,12 +98,12 @@ class CBAFed(Method):
         send: Payload = {"model": state["model"], "thresholds": thresholds, "shares": share}
         return [Task(client, send) for client in hub.sample_clients()]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         weights = task.weights("model")
         if not len(me.shard.unlabeled):
-            return self.learn_labels(weights, kept, me)
+            return self.learn_labels(weights, memory, me)
         model, images = me.model(weights), me.shard.unlabeled
-        optimizer = me.optimizer(model, me.scheduled(self.unlabeled_lr), weights_in(kept, "momentum", missing={}))
+        optimizer = me.optimizer(model, me.scheduled(self.unlabeled_lr), weights_in(memory, "momentum", missing={}))
         thresholds, tail = task.tensor("thresholds").to(me.device), self._tail(task.tensor("shares")).to(me.device)
         debiased = debiasing(average_prediction(me.predict(model, images)), len(images)) if self.debias else None
 
@@ -169,10 +169,10 @@ class CBAFed(Method):
             model = anchor = residual(anchor, model, self.residual_server)
         return {"model": model, "anchor": anchor, "counts": counts}
 
-    def learn_labels(self, weights: Weights, kept: Payload, side: Client | Hub) -> Reply:
+    def learn_labels(self, weights: Weights, memory: Payload, side: Client | Hub) -> Reply:
         """A labelled party's round: cross-entropy on weak views, pulled back every few epochs (Eq. 1, 2)."""
         model = side.model(weights)
-        optimizer = side.optimizer(model, momentum=weights_in(kept, "momentum", missing={}))
+        optimizer = side.optimizer(model, momentum=weights_in(memory, "momentum", missing={}))
         pull = pull_back(model, self.residual_every, self.residual_client if self.residual_every else 0.0)
         loss = side.fit_labeled(model, self.labeled_epochs or side.epochs, after_epoch=pull, optimizer=optimizer)
         return self._reply(model, optimizer, side.shard.labeled.labels, loss, side)
@@ -219,7 +219,7 @@ def balanced_labels(probs: Tensor, thresholds: Tensor, tail: Tensor) -> PseudoLa
 
     >>> probs = torch.tensor([[0.9, 0.1, 0.0], [0.7, 0.1, 0.2], [0.7, 0.2, 0.1], [0.1, 0.2, 0.7]])
     >>> balanced_labels(probs, torch.tensor([0.8, 0.8, 0.6]), tail=torch.tensor([False, False, True]))
-    PseudoLabels(label=tensor([0, 2, 0, 2]), kept=tensor([ True,  True, False,  True]))
+    PseudoLabels(label=tensor([0, 2, 0, 2]), accepted=tensor([ True,  True, False,  True]))
     """
     best, order = probs.topk(2, dim=1)
     first, second = order[:, 0], order[:, 1]
@@ -236,5 +236,5 @@ class CBAFedWarmUp(CBAFed):
         asked = hub.sample_clients(hub.labeled_clients) if hub.labeled_clients else []
         return [Task(client, {"model": state["model"]}) for client in asked]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        return self.learn_labels(task.weights("model"), kept, me)
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
+        return self.learn_labels(task.weights("model"), memory, me)

@@ -37,7 +37,7 @@ class FedAvg(Method):
         asked = hub.sample_clients(hub.labeled_clients) if hub.labeled_clients else []
         return [Task(client, {"model": state["model"]}) for client in asked]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         return self._train(task.weights("model"), me)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:

@@ -81,7 +81,7 @@ class FedDB(Method):
         },
     }
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         model = me.model(task.weights("model"))
         labeled, unlabeled = me.shard.labeled, me.shard.unlabeled
         images = unlabeled if len(unlabeled) else labeled.images
@@ -90,24 +90,26 @@ class FedDB(Method):
         before = app_u = average_prediction(probs)  # Eq. 8
         if self.debias:
             probs = debias(probs, app_u)  # Eq. 14
-        label, sure = confident(probs[: len(unlabeled)], self.threshold)  # fixed for the whole round
-        me.audit(torch.arange(len(unlabeled)), label, sure)
-        believed, guess = unlabeled[sure], label[sure]
-        watched = believed if len(unlabeled) and self.app_over == "kept" else images
+        label, accepted = confident(probs[: len(unlabeled)], self.threshold)  # fixed for the whole round
+        me.audit(torch.arange(len(unlabeled)), label, accepted)
+        accepted_images, guess = unlabeled[accepted], label[accepted]
+        watched = accepted_images if len(unlabeled) and self.app_over == "kept" else images
 
         optimizer, order = me.optimizer(model), me.rng("order")
-        give_momentum(model, optimizer, weights_in(kept, "momentum") if "momentum" in kept else {})
+        give_momentum(model, optimizer, weights_in(memory, "momentum") if "momentum" in memory else {})
         weak = partial(me.views.weak_view, generator=me.rng("labeled views"))
         strong = partial(me.views.strong_view, generator=me.rng("unlabeled views"))
         chunk = 0 if needs_whole_batch(model) else self.chunk
-        size = self.batch if len(believed) else self.batch_without_kept or self.batch
-        share = 1.0 if self.loss_over == "kept" else len(believed) / max(len(unlabeled), 1)
+        size = self.batch if len(accepted_images) else self.batch_without_kept or self.batch
+        share = 1.0 if self.loss_over == "kept" else len(accepted_images) / max(len(unlabeled), 1)
         losses: list[float] = []
         for _ in range(me.epochs):  # Algorithm 3, lines 11 to 16
             app_u = moving_prediction(app_u, self._predict(model, watched, me, plain_weak), self.app_momentum)
-            for i, j in parallel_batches(len(labeled), len(believed), size, order):
+            for i, j in parallel_batches(len(labeled), len(accepted_images), size, order):
                 known = cross_entropy_parts(model, labeled.images[i], labeled.labels[i], weak, chunk)  # Eq. 2
-                guessed = cross_entropy_parts(model, believed[j], guess[j], strong, chunk, self.weight * share)  # Eq. 4
+                guessed = cross_entropy_parts(
+                    model, accepted_images[j], guess[j], strong, chunk, self.weight * share
+                )  # Eq. 4
                 losses.append(descend_in_parts(model, optimizer, chain(known, guessed), me.train.clip))  # Eq. 6
 
         momentum = momentum_of(model, optimizer) if self.keep_momentum else {}
@@ -115,7 +117,7 @@ class FedDB(Method):
         return Reply(
             send={"model": me.weights(model), "app_u": app_u.cpu(), **traced},
             keep={"momentum": momentum} if momentum else {},
-            examples=len(labeled) + len(believed),
+            examples=len(labeled) + len(accepted_images),
             metrics={"loss": sum(losses) / len(losses) if losses else math.nan},
         )
 

@@ -29,7 +29,7 @@ from tacit.pieces.aggregate import labeled_shares, shares
 from tacit.pieces.consistency import two_view_batches
 from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.teacher import learn_with_teacher, ramp_up, squared_error
-from tacit.pieces.train import View, descend, weights_of
+from tacit.pieces.train import View, optimizer_step, weights_of
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,13 @@ class FedIRM(Method):
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         return [Task(client, {**state}) for client in hub.sample_clients()]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         weights = task.weights("model")
         if not len(me.shard.unlabeled):
             return self.learn_labels(weights, me)
-        teacher = weights_in(kept, "teacher") if "teacher" in kept else weights  # its own, never reset by the server
+        teacher = (
+            weights_in(memory, "teacher") if "teacher" in memory else weights
+        )  # its own, never reset by the server
         return self.learn(weights, teacher, task.tensor("relation").to(me.device), me)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
@@ -113,7 +115,7 @@ class FedIRM(Method):
         model, own = side.model(weights), self._labels(side)
         optimizer, losses = side.optimizer(model), list[float]()
         for loss in own.losses(model, self.labeled_epochs or side.epochs):
-            descend(model, optimizer, loss, side.train.clip)
+            optimizer_step(model, optimizer, loss, side.train.clip)
             losses.append(float(loss.detach()))
         told: Payload = {"model": side.weights(model), "relation": own.relation(side.classes)}
         return Reply(send=told, examples=len(own.labels), metrics={"loss": sum(losses) / max(len(losses), 1)})
@@ -131,9 +133,9 @@ class FedIRM(Method):
             logits = model.head(features)
             probs = logits.softmax(dim=1)
             entropy = dropout_entropy(features, model.head, self.dropout, self.passes, thinning)
-            label, kept = reliable(probs.detach(), entropy, self.confidence, limit)
-            me.audit(which, label, kept)
-            local = relation_matrix(logits, label, self.temperature, kept)
+            label, accepted = reliable(probs.detach(), entropy, self.confidence, limit)
+            me.audit(which, label, accepted)
+            local = relation_matrix(logits, label, self.temperature, accepted)
             loss = squared_error(probs, target) + self.relation_weight * relation_loss(local, relation)
             return strength * loss + (next(label_losses) if len(own.labels) else 0.0)
 
@@ -159,17 +161,17 @@ class FedIRMWarmUp(FedIRM):
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         return [Task(client, {**state}) for client in hub.sample_clients(hub.labeled_clients)]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         return self.learn_labels(task.weights("model"), me)
 
 
 # --- Relations between classes ---------------------------------------------------------------------------------------
 
 
-def relation_matrix(logits: Tensor, label: Tensor, temperature: float, kept: Tensor | None = None) -> Tensor:
+def relation_matrix(logits: Tensor, label: Tensor, temperature: float, accepted: Tensor | None = None) -> Tensor:
     """Row c: softmax of (the mean logits of class c's images) / T: [N, K], [N] → [K, K].
 
-    `kept` says which images count; a class without any has a row of zeros (not the even row that zero logits give).
+    `accepted` says which images count; a class without any has a row of zeros (not the even row that zero logits give).
 
     >>> logits = torch.tensor([[4.0, 0.0, 0.0], [2.0, 2.0, 0.0], [0.0, 9.0, 0.0]])
     >>> relation_matrix(logits, torch.tensor([0, 0, 1]), 1.0, torch.tensor([True, True, False]))  # softmax of 3, 1, 0
@@ -178,8 +180,8 @@ def relation_matrix(logits: Tensor, label: Tensor, temperature: float, kept: Ten
             [0.0000, 0.0000, 0.0000]])
     """
     member = F.one_hot(label, logits.shape[1]).to(logits)
-    if kept is not None:
-        member = member * kept[:, None]
+    if accepted is not None:
+        member = member * accepted[:, None]
     count = member.sum(dim=0)
     means = member.T @ logits / count.clamp(min=1.0)[:, None]
     return (means / temperature).softmax(dim=1) * (count > 0)[:, None]
@@ -262,7 +264,7 @@ def reliable(probs: Tensor, entropy: Tensor, confidence: float, limit: float) ->
 
     >>> probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]])
     >>> reliable(probs, torch.tensor([0.3, 0.6, 0.3]), confidence=0.7, limit=0.5)
-    PseudoLabels(label=tensor([0, 0, 0]), kept=tensor([ True, False, False]))
+    PseudoLabels(label=tensor([0, 0, 0]), accepted=tensor([ True, False, False]))
     """
     label, sure = confident(probs, confidence)
     return PseudoLabels(label, sure & (entropy < limit))

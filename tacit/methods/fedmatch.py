@@ -16,7 +16,7 @@ from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import shares, stacked, unstacked
 from tacit.pieces.debias import average_prediction, debias, debiasing
 from tacit.pieces.label import PseudoLabels, confident
-from tacit.pieces.train import batches, descend
+from tacit.pieces.train import batches, optimizer_step
 
 Ties = Literal["local", "lowest"]
 
@@ -72,7 +72,7 @@ class FedMatch(Method):
         each = [(client, helpers_of(client, memory, self.helpers)) for client in hub.sample_clients()]
         return [Task(client, {**down, "helpers": helpers} if helpers else down) for client, helpers in each]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         sigma, psi = task.weights("sigma"), task.weights("psi")
         labels, images = len(me.shard.labeled), len(me.shard.unlabeled)
         if not images:
@@ -83,9 +83,11 @@ class FedMatch(Method):
         for _ in range(me.epochs):
             for known, unknown in disjoint_batches(labels, images, me.train.batch, order):
                 if known is not None:
-                    descend(model, optimizer, self._label_loss(model, known, me, chance), me.train.clip)
+                    optimizer_step(model, optimizer, self._label_loss(model, known, me, chance), me.train.clip)
                 if unknown is not None:
-                    descend(model, optimizer, self._image_loss(model, unknown, advice, me, chance), me.train.clip)
+                    optimizer_step(
+                        model, optimizer, self._image_loss(model, unknown, advice, me, chance), me.train.clip
+                    )
         send: Payload = {"psi": cut_small(model.part("psi"), self.cut)}
         if labels:
             send["sigma"] = {**me.weights(model.merged()), **model.part("sigma")}  # a net's buffers go with sigma
@@ -141,7 +143,7 @@ class FedMatch(Method):
         optimizer, order, chance = side.optimizer(model), side.rng("order"), side.rng("views")
         for _ in range(side.epochs):
             for which in batches(len(side.shard.labeled), side.train.batch, order):
-                descend(model, optimizer, self._label_loss(model, which, side, chance), side.train.clip)
+                optimizer_step(model, optimizer, self._label_loss(model, which, side, chance), side.train.clip)
         return {**side.weights(model.merged()), **model.part("sigma")}
 
     def _remember(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Weights:

@@ -50,8 +50,8 @@ class FedRGD(FixMatch):
             groups = (torch.randperm(len(clients), generator=hub.rng("groups")) % self.groups).tolist()
         return [Task(client, {"model": starts[g]}, group=g) for client, g in zip(clients, groups, strict=True)]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        reply = super().client_train(task, kept, me)
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
+        reply = super().client_train(task, memory, me)
         return dataclasses.replace(reply, send={**reply.send, "unlabeled": len(me.shard.unlabeled)})
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:

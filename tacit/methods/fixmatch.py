@@ -48,28 +48,28 @@ class FixMatch(Method):
     def before(self) -> tuple[Stage, ...]:
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         model = me.model(task.weights("model"))
         images, labeled = me.shard.unlabeled, me.shard.labeled
         if not len(images):
             loss = me.fit_labeled(model)
             return Reply(send={"model": me.weights(model)}, examples=len(labeled), metrics={"loss": loss})
-        memory = self.recall(kept, me)
+        statistics = self.recall(memory, me)
         debiased = debiasing(average_prediction(me.predict(model, images)), len(images)) if self.debias else None
 
         def accept(index: Tensor, probs: Tensor) -> PseudoLabels:
-            label, accepted = self.accept(index, probs if debiased is None else debiased(probs), memory)
+            label, accepted = self.accept(index, probs if debiased is None else debiased(probs), statistics)
             me.audit(index, label, accepted)
             return PseudoLabels(label, accepted)
 
         if self.fixed:
             trained_on, loss = self.learn_fixed(model, accept, me)
         else:
-            trained_on, loss = len(labeled) + len(images), self.learn_by_batch(model, accept, memory, me)
-        keep = {name: tensor.detach().cpu().clone() for name, tensor in memory.items()}
+            trained_on, loss = len(labeled) + len(images), self.learn_by_batch(model, accept, statistics, me)
+        keep = {name: tensor.detach().cpu().clone() for name, tensor in statistics.items()}
         return Reply(send={"model": me.weights(model)}, examples=trained_on, keep={**keep}, metrics={"loss": loss})
 
-    def learn_by_batch(self, model: nn.Module, accept: "Accept", memory: Weights, me: Client) -> float:
+    def learn_by_batch(self, model: nn.Module, accept: "Accept", statistics: Weights, me: Client) -> float:
         """Each step labels a batch on its weak views, and learns what it accepts on strong views. The last loss."""
 
         def unlabeled_loss(index: Tensor, weak: Tensor, strong: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class FixMatch(Method):
             logits = model(strong)
             label, accepted = accept(index, probs)
             loss = self.weight * masked_cross_entropy(logits, label, accepted)  # Eq. 4
-            return loss + self.extra_loss(logits, accepted, memory)
+            return loss + self.extra_loss(logits, accepted, statistics)
 
         images, labeled, weak = me.shard.unlabeled, me.shard.labeled, me.views.weak_view
         own = endless_batches(labeled.images, labeled.labels, me.train.batch, weak, me.rng("labeled views"))
@@ -104,15 +104,15 @@ class FixMatch(Method):
 
     # --- What FlexMatch, FreeMatch and Fed-Consist change -------------------------------------------------------
 
-    def recall(self, kept: Payload, me: Client) -> Weights:
+    def recall(self, memory: Payload, me: Client) -> Weights:
         """What `accept` remembers from batch to batch and from round to round, as this client kept it."""
         return {}
 
-    def accept(self, index: Tensor, probs: Tensor, memory: Weights) -> PseudoLabels:
+    def accept(self, index: Tensor, probs: Tensor, statistics: Weights) -> PseudoLabels:
         """The pseudo-labels of the images with these numbers, from their class probabilities."""
         return confident(probs, self.threshold)
 
-    def extra_loss(self, logits: Tensor, accepted: Tensor, memory: Weights) -> Tensor | float:
+    def extra_loss(self, logits: Tensor, accepted: Tensor, statistics: Weights) -> Tensor | float:
         """A term of the loss beside the cross-entropy, from the predictions for the views that are learned."""
         return 0.0
 

@@ -59,22 +59,22 @@ class FL2(SemiFL):
     def before(self) -> tuple[Stage, ...]:
         return (Stage("warm-up", WarmUp(), self.warmup),) if self.warmup else ()
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         model = me.model(task.weights("model"))
         if not len(me.shard.unlabeled):
             status = float(learning_status(self.look(model, me.shard.labeled.images, me)))
-            return with_status(super().client_train(task, kept, me), status)
+            return with_status(super().client_train(task, memory, me), status)
         probs = self.look(model, me.shard.unlabeled, me)
-        found = self.believe(probs)
-        strict = found.kept & confident(probs, self.threshold).kept
-        accepted = found.label[found.kept], strict[found.kept]
+        found = self.accept(probs)
+        strict = found.accepted & confident(probs, self.threshold).accepted
+        accepted = found.label[found.accepted], strict[found.accepted]
         push = consistency_term(model, *accepted, radius=self.radius, weight=self.consistency)
-        reply = self.learn(model, found, kept, me, push if self.consistency > 0 else None)
+        reply = self.learn(model, found, memory, me, push if self.consistency > 0 else None)
         return with_status(reply, float(learning_status(probs)))  # τ_k, by the model as it came (Eq. 7)
 
-    def believe(self, probs: Tensor) -> PseudoLabels:
+    def accept(self, probs: Tensor) -> PseudoLabels:
         if not (self.adaptive and len(probs)):
-            return super().believe(probs)
+            return super().accept(probs)
         fair = debias(probs, average_prediction(probs)) if self.debias else probs
         return confident(fair, self_adaptive_thresholds(learning_status(fair), average_prediction(fair)))  # Eq. 8, 9
 

@@ -22,7 +22,7 @@ class FlexMatch(FixMatch):
     >>> memory = {"last_sure": torch.tensor([0, 0, 1, -1])}                             # thresholds 0.9 and 0.3
     >>> probs = torch.tensor([[0.6, 0.4], [0.05, 0.95]])
     >>> FlexMatch(threshold=0.9).accept(torch.tensor([2, 3]), probs, memory)
-    PseudoLabels(label=tensor([0, 1]), kept=tensor([False,  True]))
+    PseudoLabels(label=tensor([0, 1]), accepted=tensor([False,  True]))
     >>> memory["last_sure"]
     tensor([0, 0, 1, 1])
     """
@@ -32,13 +32,13 @@ class FlexMatch(FixMatch):
     )
     client_keeps: ClassVar = {"last_sure?": "any"}
 
-    def recall(self, kept: Payload, me: Client) -> Weights:
+    def recall(self, memory: Payload, me: Client) -> Weights:
         never = torch.full((len(me.shard.unlabeled),), -1)
-        return {"last_sure": tensor_in(kept, "last_sure").clone() if "last_sure" in kept else never}
+        return {"last_sure": tensor_in(memory, "last_sure").clone() if "last_sure" in memory else never}
 
-    def accept(self, index: Tensor, probs: Tensor, memory: Weights) -> PseudoLabels:
+    def accept(self, index: Tensor, probs: Tensor, statistics: Weights) -> PseudoLabels:
         """By the thresholds from before this batch; then the batch is remembered."""
-        last_sure = memory["last_sure"]
+        last_sure = statistics["last_sure"]
         thresholds = flexible_thresholds(last_sure, probs.shape[1], self.threshold)
         accepted = confident(probs, thresholds.to(probs.device))
         label, sure = (part.cpu() for part in confident(probs, self.threshold))

@@ -26,7 +26,7 @@ class FreeMatch(FixMatch):
     >>> memory = {"confidence": torch.tensor(0.5), "mean_prediction": even, "histogram": even}
     >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
     >>> FreeMatch(decay=0.5).accept(torch.tensor([0, 1]), probs, memory)                # 0.625 and 0.462
-    PseudoLabels(label=tensor([0, 1]), kept=tensor([True, True]))
+    PseudoLabels(label=tensor([0, 1]), accepted=tensor([True, True]))
     >>> memory["confidence"], memory["mean_prediction"]
     (tensor(0.6250), tensor([0.5750, 0.4250]))
     """
@@ -40,23 +40,25 @@ class FreeMatch(FixMatch):
     client_keeps: ClassVar = {"confidence?": "any", "mean_prediction?": "[K]", "histogram?": "[K]"}
     presets: ClassVar = {"paper": {}, "smoke": {"warmup": 1, "decay": 0.8, "train.lr": 0.1}}
 
-    def recall(self, kept: Payload, me: Client) -> Weights:
+    def recall(self, memory: Payload, me: Client) -> Weights:
         even = torch.full((me.classes,), 1.0 / me.classes)
-        start: Payload = {"confidence": even.mean(), "mean_prediction": even, "histogram": even, **kept}
+        start: Payload = {"confidence": even.mean(), "mean_prediction": even, "histogram": even, **memory}
         return {name: tensor_in(start, name) for name in ("confidence", "mean_prediction", "histogram")}
 
-    def accept(self, index: Tensor, probs: Tensor, memory: Weights) -> PseudoLabels:
+    def accept(self, index: Tensor, probs: Tensor, statistics: Weights) -> PseudoLabels:
         """The batch is taken into the running means first (Eq. 5, 6); then they decide (Eq. 7)."""
         highest, label = probs.max(dim=1)
         predicted = torch.bincount(label, minlength=probs.shape[1]) / max(len(label), 1)
         news = {"confidence": highest.mean(), "mean_prediction": probs.mean(dim=0), "histogram": predicted.to(probs)}
-        memory.update({name: memory[name].to(probs).lerp(value, 1 - self.decay) for name, value in news.items()})
-        return confident(probs, self_adaptive_thresholds(memory["confidence"], memory["mean_prediction"]))
+        statistics.update(
+            {name: statistics[name].to(probs).lerp(value, 1 - self.decay) for name, value in news.items()}
+        )
+        return confident(probs, self_adaptive_thresholds(statistics["confidence"], statistics["mean_prediction"]))
 
-    def extra_loss(self, logits: Tensor, accepted: Tensor, memory: Weights) -> Tensor | float:
+    def extra_loss(self, logits: Tensor, accepted: Tensor, statistics: Weights) -> Tensor | float:
         if self.fairness == 0:
             return 0.0
-        fairness = self_adaptive_fairness(logits, accepted, memory["mean_prediction"], memory["histogram"])
+        fairness = self_adaptive_fairness(logits, accepted, statistics["mean_prediction"], statistics["histogram"])
         return self.fairness * fairness
 
 

@@ -82,11 +82,11 @@ class PDCFed(Method):
     def before(self) -> tuple[Stage, ...]:
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        model, momentum = me.model(task.weights("model")), weights_in(kept, "momentum", missing={})
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
+        model, momentum = me.model(task.weights("model")), weights_in(memory, "momentum", missing={})
         keep: Payload = {}
         if len(me.shard.unlabeled):
-            optimizer, usual = me.optimizer(model, me.scheduled(self.unlabeled_lr), momentum), self.recall(kept, me)
+            optimizer, usual = me.optimizer(model, me.scheduled(self.unlabeled_lr), momentum), self.recall(memory, me)
             loss = self.learn(model, usual, optimizer, me)
             keep |= {name: tensor.detach().cpu().clone() for name, tensor in usual.items()}
         else:
@@ -97,9 +97,9 @@ class PDCFed(Method):
         examples = len(me.shard.labeled) + len(me.shard.unlabeled)
         return Reply(send={"model": me.weights(model)}, examples=examples, keep=keep, metrics={"loss": loss})
 
-    def recall(self, kept: Payload, me: Client) -> Weights:
+    def recall(self, memory: Payload, me: Client) -> Weights:
         """The running mean and variance of this client's rising shares; at first 1/K and 1."""
-        start: Payload = {"mean": torch.tensor(1.0 / me.classes), "variance": torch.tensor(1.0), **kept}
+        start: Payload = {"mean": torch.tensor(1.0 / me.classes), "variance": torch.tensor(1.0), **memory}
         return {name: tensor_in(start, name) for name in ("mean", "variance")}
 
     def learn(self, model: nn.Module, usual: Weights, optimizer: SGD, me: Client) -> float:
@@ -131,7 +131,7 @@ class PDCFed(Method):
         >>> weak = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
         >>> strong = torch.tensor([[0.2, 0.8], [0.7, 0.3], [0.1, 0.9]])
         >>> method.select(weak, strong, usual)[0]
-        PseudoLabels(label=tensor([0, 0, 0]), kept=tensor([ True,  True, False]))
+        PseudoLabels(label=tensor([0, 0, 0]), accepted=tensor([ True,  True, False]))
         >>> usual["mean"], usual["variance"]                        # each share ½; (½ + ½)/2, (1 + 0)/2
         (tensor(0.5000), tensor(0.5000))
         """
@@ -198,7 +198,7 @@ def two_stage_labels(weak: Tensor, agreeing: Tensor, upper: float, lower: float)
 
     >>> weak = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.3, 0.7], [0.6, 0.4]])
     >>> two_stage_labels(weak, torch.tensor([False, True, False, True]), upper=0.8, lower=0.6)
-    PseudoLabels(label=tensor([0, 0, 1, 0]), kept=tensor([ True,  True, False, False]))
+    PseudoLabels(label=tensor([0, 0, 1, 0]), accepted=tensor([ True,  True, False, False]))
     """
     highest, label = weak.max(dim=1)
     return PseudoLabels(label, (highest >= upper) | ((highest > lower) & agreeing))

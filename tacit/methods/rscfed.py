@@ -81,16 +81,16 @@ class RSCFed(Method):
         groups = [sorted(pool[place] for place in places.tolist()) for places in drawn]
         return [Task(who, {"model": state["model"]}, number) for number, group in enumerate(groups) for who in group]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         weights = task.weights("model")
         model = me.model(weights)
         unlabeled = len(me.shard.unlabeled) > 0
         rate = me.scheduled(self.unlabeled_lr) if unlabeled else me.learning_rate
-        optimizer = me.optimizer(model, rate, weights_in(kept, "momentum", missing={}))
+        optimizer = me.optimizer(model, rate, weights_in(memory, "momentum", missing={}))
         keep: Payload = {}
         if unlabeled:  # the teacher is this client's own, from its first task on: no model of the server resets it
-            teacher = me.model(weights_in(kept, "teacher") if "teacher" in kept else weights)
-            step = kept.get("step", 0)
+            teacher = me.model(weights_in(memory, "teacher") if "teacher" in memory else weights)
+            step = memory.get("step", 0)
             assert isinstance(step, int)
             loss, step = self.learn(model, teacher, optimizer, step, me)
             keep = {"teacher": weights_of(teacher), "step": step}

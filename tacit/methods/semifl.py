@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Task, mean_model
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
-from tacit.nets.optimizer import descend, give_momentum, live_taps_only, momentum_of
+from tacit.nets.optimizer import give_momentum, live_taps_only, momentum_of, optimizer_step
 from tacit.nets.statistics import pooled_statistics
 from tacit.pieces.aggregate import server_momentum, shares
 from tacit.pieces.consistency import endless_loss
@@ -66,9 +66,9 @@ class SemiFL(Method):
         first = weights_in(super().server_start(hub, past), "model")
         return {"model": hub.weights(hub.model(first))}  # with static BN: the statistics of the first weights
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         model = me.model(task.weights("model"))
-        return self.learn(model, self.believe(self.look(model, me.shard.unlabeled, me)), kept, me)
+        return self.learn(model, self.accept(self.look(model, me.shard.unlabeled, me)), memory, me)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         model, velocity, momentum = (group(state, name) for name in ("model", "velocity", "momentum"))
@@ -106,27 +106,27 @@ class SemiFL(Method):
         """The label pass: class probabilities of one weak view of each image, by the model as it came."""
         return predict(model, images, partial(me.views.weak_view, generator=me.rng("label views")))
 
-    def believe(self, probs: Tensor) -> PseudoLabels:
+    def accept(self, probs: Tensor) -> PseudoLabels:
         """The pseudo-labels of this client's unlabelled images, and which of them are believed."""
         if not len(probs):
             return PseudoLabels(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool))
         return confident(debias(probs, average_prediction(probs)) if self.debias else probs, self.threshold)
 
     def learn(
-        self, model: nn.Module, found: PseudoLabels, kept: Payload, me: Client, strong_term: StrongTerm | None = None
+        self, model: nn.Module, found: PseudoLabels, memory: Payload, me: Client, strong_term: StrongTerm | None = None
     ) -> Reply:
         """Local training on the fix and the mix set, and on this client's own labels if it has any."""
-        images, labeled, accepted = me.shard.unlabeled, me.shard.labeled, int(found.kept.sum())
+        images, labeled, accepted = me.shard.unlabeled, me.shard.labeled, int(found.accepted.sum())
         me.audit(torch.arange(len(images)), *found)
         if not accepted and not len(labeled):
             return Reply(send={"model": weights_of(model)}, examples=0)
         optimizer, weak_view = me.optimizer(model), me.views.weak_view
-        give_momentum(model, optimizer, group(kept, "momentum"))
+        give_momentum(model, optimizer, group(memory, "momentum"))
         if accepted:
             own = (labeled.images, labeled.labels), me.train.batch, weak_view, me.rng("labeled views")
             loss = fit_fix_and_mix(
                 model,
-                (images[found.kept], found.label[found.kept]),
+                (images[found.accepted], found.label[found.accepted]),
                 mix_set(images, found.label, accepted, me.rng("mix set")),
                 strong=me.views.strong_view,
                 weak=weak_view,
@@ -246,7 +246,7 @@ def fit_fix_and_mix(
                 loss = F.cross_entropy(logits, labels[which]) + mixed
                 if strong_term is not None:
                     loss = loss + strong_term(which, views, logits)
-                descend(model, optimizer, loss if also is None else loss + also(), clip)
+                optimizer_step(model, optimizer, loss if also is None else loss + also(), clip)
                 total, seen = total + loss.detach() * len(which), seen + len(which)
         mean = float(total) / seen
     return mean

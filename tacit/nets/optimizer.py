@@ -175,7 +175,7 @@ def decay(
     buffer.mul_(d).add_(earlier, alpha=c)
 
 
-def descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, clip: float = 0.0) -> None:
+def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, clip: float = 0.0) -> None:
     """One step down the gradient of the loss, whose norm is cut at `clip` (0: not cut)."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()

@@ -114,10 +114,10 @@ def draw_bias(run: Run, path: Path) -> dict[str, list[Tracking]]:
 
 
 def draw_labels(runs: Mapping[str, Run], path: Path) -> None:
-    """FedDB's Figs. 6 and 7: how right the kept pseudo-labels were, and how many were kept, by round."""
+    """FedDB's Figs. 6 and 7: how right the accepted pseudo-labels were, and how many were accepted, by round."""
     check_picture(path)
     figure, axes = pyplot().subplots(1, 2, figsize=(9, 3.4))
-    drawn = (("pseudo_accuracy", "kept pseudo-labels that are right"), ("kept_ratio", "share kept"))
+    drawn = (("pseudo_accuracy", "accepted pseudo-labels that are right"), ("accepted_ratio", "share accepted"))
     for axis, (name, title) in zip(axes, drawn, strict=True):
         for label, run in runs.items():
             points = [(record["step"] + 1, record[name]) for record in run.records if record.get(name) is not None]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.nets.optimizer import descend, live_taps_only
+from tacit.nets.optimizer import live_taps_only, optimizer_step
 from tacit.pieces.train import View, batches, viewed_batches
 
 
@@ -99,6 +99,6 @@ def learn_by_batch(
             if labeled is not None:
                 views, truth = next(labeled)
                 loss = loss + F.cross_entropy(model(views), truth)
-            descend(model, optimizer, loss, clip)
+            optimizer_step(model, optimizer, loss, clip)
             total, steps = total + float(loss.detach()), steps + 1
     return total / max(steps, 1)

@@ -10,7 +10,7 @@ class PseudoLabels(NamedTuple):
     """For each image: the class it would get, and whether that is believed."""
 
     label: Tensor  # int64 [N]
-    kept: Tensor  # bool [N]
+    accepted: Tensor  # bool [N]
 
 
 def confident(probs: Tensor, threshold: float | Tensor) -> PseudoLabels:
@@ -18,8 +18,8 @@ def confident(probs: Tensor, threshold: float | Tensor) -> PseudoLabels:
 
     >>> probs = torch.tensor([[0.96, 0.04], [0.30, 0.70]])
     >>> confident(probs, 0.95)
-    PseudoLabels(label=tensor([0, 1]), kept=tensor([ True, False]))
-    >>> confident(probs, torch.tensor([0.99, 0.60])).kept       # the threshold of the class that was predicted
+    PseudoLabels(label=tensor([0, 1]), accepted=tensor([ True, False]))
+    >>> confident(probs, torch.tensor([0.99, 0.60])).accepted       # the threshold of the class that was predicted
     tensor([False,  True])
     """
     highest, label = probs.max(dim=1)

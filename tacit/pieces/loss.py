@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def masked_cross_entropy(logits: Tensor, label: Tensor, kept: Tensor) -> Tensor:
+def masked_cross_entropy(logits: Tensor, label: Tensor, accepted: Tensor) -> Tensor:
     """(1/N) Σ 1[kept] CE(logits, label): the mean over *all* N samples (FixMatch Eq. 4), not over the kept ones.
 
     >>> import torch
@@ -12,4 +12,4 @@ def masked_cross_entropy(logits: Tensor, label: Tensor, kept: Tensor) -> Tensor:
     >>> masked_cross_entropy(logits, torch.zeros(4, dtype=torch.int64), torch.tensor([True, False, False, False]))
     tensor(0.1733)
     """
-    return (F.cross_entropy(logits, label, reduction="none") * kept).sum() / max(len(label), 1)
+    return (F.cross_entropy(logits, label, reduction="none") * accepted).sum() / max(len(label), 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from tacit.nets.optimizer import descend
+from tacit.nets.optimizer import optimizer_step
 from tacit.pieces.consistency import TwoViews
 
 
@@ -92,7 +92,7 @@ def learn_with_teacher(
         with torch.no_grad():
             target = teacher(shown).softmax(dim=1)
         loss = loss_of(which, learned, target)
-        descend(model, optimizer, loss, clip)
+        optimizer_step(model, optimizer, loss, clip)
         follow(teacher, model, next(decays), statistics)
         total, steps = total + float(loss.detach()), steps + 1
     return total / max(steps, 1), steps

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.nets.folding import for_evaluation
-from tacit.nets.optimizer import descend as descend
 from tacit.nets.optimizer import live_taps_only
+from tacit.nets.optimizer import optimizer_step as optimizer_step
 from tacit.pieces.aggregate import residual
 
 View = Callable[[Tensor, torch.Generator], Tensor]
@@ -83,7 +83,7 @@ def fit(
         with live_taps_only(model, optimizer):
             for which, views in viewed_batches(images, batch, view, generator):
                 loss = F.cross_entropy(model(views), labels[which])
-                descend(model, optimizer, loss, clip)
+                optimizer_step(model, optimizer, loss, clip)
                 total, seen = total + loss.detach() * len(which), seen + len(which)
         mean = float(total) / seen if seen else math.nan
         if after_epoch is not None:

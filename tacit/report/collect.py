@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.config.resolve import resolve
+from tacit.contract.record import upgraded
 from tacit.core.errors import TacitError
 from tacit.core.settings import read_toml
 from tacit.engine.summary import summarize
@@ -211,7 +212,7 @@ def _summary(folder: Path, problems: list[str]) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         problems.append("summary.json is damaged; `tacit resume` makes it again.")
         return None
-    return found
+    return upgraded(found)
 
 
 def _rounds_in_all(settings: Mapping[str, Any], remarks: list[str]) -> int | None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tacit.contract.parties import RECORDED
+from tacit.contract.record import KEYS
 
 MOST_ROUNDS = 600  # points of a line; of more rounds each second, fourth … is shown
 MOST_ROWS = 200  # of a heat map
@@ -16,58 +16,21 @@ CELLS = 6000  # of a heat map, and of one round of a matrix
 
 Record = Mapping[str, Any]
 
-# What the engine records, in words, and in which unit: a share (shown in per cent), bytes, seconds, or a plain number.
-TITLES = {
-    "accuracy": ("Accuracy on the test images", "share"),
-    "auc": ("AUC on the test images", "share"),
-    "loss": ("Loss on the test images", "number"),
-    "macro_f1": ("Macro F1", "share"),
-    "balanced_accuracy": ("Balanced accuracy", "share"),
-    "ece": ("Calibration error (ECE)", "share"),
-    "per_class": ("Accuracy by class", "share"),
-    "clients_accuracy": ("Accuracy of what each client sent", "share"),
-    "clients_per_class": ("Accuracy of what each client sent, by class", "share"),
-    "pseudo_accuracy": ("Pseudo-labels that are right", "share"),
-    "kept_ratio": ("Pseudo-labels kept", "share"),
-    "pseudo_accuracy_by_class": ("Pseudo-labels that are right, by class given", "share"),
-    "kept_ratio_by_class": ("Pseudo-labels kept, by class given", "share"),
-    "kept_by_class": ("How many are kept, by class given", "number"),
-    "asked": ("Clients asked", "number"),
-    "answered": ("Clients whose reply was used", "number"),
-    "bytes_up": ("Sent up, by all clients", "bytes"),
-    "bytes_down": ("Sent down, to all clients", "bytes"),
-    "kept_bytes": ("On the clients' disks", "bytes"),
-    "seconds": ("Seconds in a round", "seconds"),
-    "cpu_seconds": ("CPU seconds in a round, all parties, evaluation aside", "seconds"),
-}
-SECTIONS = {
-    "result": ("accuracy", "auc"),
-    "labels": ("pseudo_accuracy", "kept_ratio"),
-    "classes": (
-        *("per_class", "pseudo_accuracy_by_class", "kept_ratio_by_class", "kept_by_class"),
-        *("clients_accuracy", "clients_per_class"),
-    ),
-    "travel": ("bytes_up", "bytes_down", "kept_bytes", "asked", "answered"),
-    "time": ("seconds", "cpu_seconds"),
-}
-OTHER_RECORDED = frozenset(["stage", "round", "step", "refused", "skipped", "client_metrics", "cpu", "phases"])
-
 
 def describe(name: str) -> dict[str, str]:
     """Title, unit and section of a figure; of one that a method noted, by its name.
 
-    >>> describe("kept_ratio")["unit"], describe("local_label_accuracy")["section"]
+    >>> describe("accepted_ratio")["unit"], describe("local_label_accuracy")["section"]
     ('share', 'labels')
     >>> describe("app_u")
     {'title': 'app_u', 'unit': 'number', 'section': 'notes'}
     """
+    if name in KEYS:
+        key = KEYS[name]
+        return {"title": key.title, "unit": key.unit or "number", "section": key.section or "more"}
     by_name = "share" if name.endswith(("accuracy", "_ratio")) else "bytes" if name.endswith("_bytes") else "number"
-    title, unit = TITLES.get(name, (name, by_name))
-    section = next((section for section, names in SECTIONS.items() if name in names), None)
-    if section is None:
-        told = name.endswith("_label_accuracy")
-        section = "labels" if told else "more" if name in RECORDED else "notes"
-    return {"title": title, "unit": unit, "section": section}
+    section = "labels" if name.endswith("_label_accuracy") else "notes"
+    return {"title": name, "unit": by_name, "section": section}
 
 
 def tidy(value: Any) -> float | int | None:
@@ -124,7 +87,7 @@ def read_figures(records: Sequence[Record], classes: Sequence[str], cells: int =
         "left_out": {},
     }
     count = len(classes) or next((len(r["per_class"]) for r in records if isinstance(r.get("per_class"), list)), 0)
-    names = list(dict.fromkeys(name for record in records for name in record if name not in OTHER_RECORDED))
+    names = list(dict.fromkeys(name for record in records for name in record if name not in KEYS or KEYS[name].unit))
     for name in names:
         values = [record.get(name) for record in records]
         if name in ("asked", "answered"):

@@ -28,9 +28,10 @@ import numpy as np
 from safetensors.torch import load as load_weights
 
 from tacit.config.resolve import resolve
+from tacit.contract.record import upgraded
 from tacit.core import payload
 from tacit.core.errors import TacitError
-from tacit.core.files import digest, read_bytes, told
+from tacit.core.files import digest, file_errors, read_bytes
 from tacit.core.payload import Payload, Weights, write_atomically
 from tacit.core.settings import Experiment, read_toml
 from tacit.runs import manifest
@@ -78,7 +79,7 @@ class Run:
             found = json.loads((self.folder / "summary.json").read_text())
         except (OSError, ValueError):  # a damaged one is made again on resume
             return None
-        return found if isinstance(found, dict) else None
+        return upgraded(found) if isinstance(found, dict) else None
 
     def add_to_summary(self, **figures: Any) -> None:
         """Figures that are known only beside other runs, such as the gap closed between two bounds."""
@@ -167,7 +168,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def holds_run(folder: Path) -> bool:
-    with told(folder, "read"):
+    with file_errors(folder, "read"):
         return any((folder / name).is_file() for name in ("experiment.toml", manifest.NAME))
 
 
@@ -196,7 +197,7 @@ def read_experiment(path: Path) -> Experiment | None:
 
 
 def check_access(path: Path, mode: int, action: str) -> None:
-    with told(path, action):
+    with file_errors(path, action):
         if not os.access(path, mode):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -204,7 +205,7 @@ def check_access(path: Path, mode: int, action: str) -> None:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The records in a file, up to a line that is none (the last one may have been cut off by a kill)."""
     records: list[dict[str, Any]] = []
-    with told(path, "read"):
+    with file_errors(path, "read"):
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     for line in lines:
         try:
@@ -213,5 +214,5 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             break
         if not isinstance(record, dict):
             break
-        records.append(record)
+        records.append(upgraded(record))
     return records

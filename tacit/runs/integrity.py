@@ -12,7 +12,7 @@ from tacit.core.settings import differences
 from tacit.runs import manifest
 from tacit.runs.folder import START_ANEW, Run, read_experiment
 from tacit.runs.manifest import Manifest, load_manifest
-from tacit.runs.memory import Kept
+from tacit.runs.memory import ClientMemory
 
 
 def whole_lines(path: Path) -> list[bytes]:
@@ -50,7 +50,7 @@ def damage_at(run: Run, written: Manifest, rounds: int, records_only: bool = Fal
     }
     latest = resolve(tomllib.loads(written.begin["experiment"])).keep.latest
     kept = written.kept_at(rounds, latest)
-    places = Kept(run.kept_folder).find(kept, rounds)
+    places = ClientMemory(run.kept_folder).find(kept, rounds)
     expected |= {places[file]: found for file, found in kept.items()}
     return wrong + [reason for file, found in expected.items() if (reason := _wrong_payload(file, found))]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from tacit.core.errors import TacitError
 from tacit.core.files import append, digest, read_bytes, write_atomically
-from tacit.runs.memory import moment_of, too_many
+from tacit.runs.memory import too_many, version_of
 
 NAME = "manifest.jsonl"
 Entry = dict[str, Any]
@@ -103,7 +103,7 @@ class Manifest:
                 break
             for file, found in lines[step]["kept"].items():
                 home, _, name = file.partition("/")
-                thing, when = moment_of(name) or ("", (0, 0))
+                thing, when = version_of(name) or ("", (0, 0))
                 names = newest.setdefault(int(home.removeprefix("client-")), {})
                 names[thing] = max(names.get(thing, (when, file, found)), (when, file, found))
         return {file: found for names in newest.values() for _, file, found in names.values()}

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from tacit.core import payload
-from tacit.core.files import remove, told
+from tacit.core.files import file_errors, remove
 from tacit.core.payload import Payload, Value
 from tacit.core.settings import Keep
 
@@ -25,11 +25,11 @@ _HOME = re.compile(r"client-(?P<client>\d+)")
 _FORGOTTEN = re.compile(r"forgotten-(?P<step>\d+)")
 LARGEST_HALF = torch.finfo(torch.float16).max
 
-Moment = tuple[int, int]  # (step, wave)
-Version = tuple[Moment, Path]
+StepWave = tuple[int, int]  # (step, wave)
+Version = tuple[StepWave, Path]
 
 
-def moment_of(file: str) -> tuple[str, Moment] | None:
+def version_of(file: str) -> tuple[str, StepWave] | None:
     """The name and the moment of a version, from its file's name; None for a file that is no version.
 
     >>> moment_of("local@3-0.safetensors"), moment_of("notes.txt")
@@ -45,11 +45,11 @@ def step_of(file: str) -> int:
     >>> step_of("client-4/local@3-0.safetensors")
     3
     """
-    found = moment_of(file.rsplit("/", 1)[-1])
+    found = version_of(file.rsplit("/", 1)[-1])
     return found[1][0] if found else -1
 
 
-class Kept:
+class ClientMemory:
     """The memory of all clients of one place: a folder with a folder for each client."""
 
     def __init__(self, folder: Path, settings: Keep | None = None) -> None:
@@ -59,9 +59,9 @@ class Kept:
     def _versions(self, home: Path) -> dict[str, list[Version]]:
         """Every version of every name in a client's folder, the oldest first."""
         versions: dict[str, list[Version]] = {}
-        with told(home, "read"):
+        with file_errors(home, "read"):
             for path in home.iterdir() if home.is_dir() else ():
-                if found := moment_of(path.name):
+                if found := version_of(path.name):
                     versions.setdefault(found[0], []).append((found[1], path))
         return {name: sorted(found) for name, found in versions.items()}
 
@@ -101,7 +101,7 @@ class Kept:
         return sorted(int(match["client"]) for match, _ in self._folders(_HOME))
 
     def _folders(self, pattern: re.Pattern[str]) -> list[tuple[re.Match[str], Path]]:
-        with told(self.folder, "read"):
+        with file_errors(self.folder, "read"):
             inside = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
         return [(match, path) for path in inside if (match := pattern.fullmatch(path.name)) and path.is_dir()]
 
@@ -154,38 +154,38 @@ class Kept:
 
     def forget(self, step: int) -> None:
         """Before a round, when nobody is at work: remove what neither this round nor a resume can ask for."""
-        Census(self).forget(step)
+        MemoryIndex(self).forget(step)
 
     def nbytes(self) -> int:
         """Disk in use by all clients."""
-        return Census(self).nbytes()
+        return MemoryIndex(self).nbytes()
 
 
 def _move(path: Path, target: Path) -> None:
-    with told(target):
+    with file_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
 
 
-class Census:
+class MemoryIndex:
     """What lies on the disks of all clients of a simulation, without looking at all of them in each round.
 
     It looks once at everybody; after that only at those who were asked (`look`), because nobody else has changed.
     """
 
-    def __init__(self, kept: Kept) -> None:
-        self.kept = kept
+    def __init__(self, memory: ClientMemory) -> None:
+        self.memory = memory
         self.step = 0  # of the round that goes on
         self.versions: dict[int, dict[str, list[Version]]] = {}
         self.bytes: dict[int, int] = {}
         self.changed: set[int] = set()
         self.several: set[int] = set()  # who has older versions of something, to be removed one day
-        self.look(kept.clients())
+        self.look(memory.clients())
 
     def look(self, clients: Iterable[int]) -> None:
         """These may have kept something since."""
         for client in set(clients):
-            found = self.kept._versions(self.kept._home(client))
+            found = self.memory._versions(self.memory._home(client))
             self.changed.add(client)
             self.versions[client] = found
             self.bytes[client] = sum(self._bytes(versions) for versions in found.values())
@@ -209,18 +209,18 @@ class Census:
         touched = (self.changed | self.several) & self.versions.keys()
         for client in touched:
             for found in self.versions[client].values():
-                for _, path in self.kept.not_needed(found, step):
+                for _, path in self.memory.not_needed(found, step):
                     remove(path)
         self.look(touched)
-        if self.kept.settings.latest:
+        if self.memory.settings.latest:
             newest = {
                 client: max(last[0] for found in names.values() for last, _ in committed(found, step)[-1:])
                 for client, names in self.versions.items()
                 if any(committed(found, step) for found in names.values())
             }
-            dropped = too_many(newest, self.kept.settings.latest)
-            self.kept.forget_clients(dropped, step)
-            self.kept.remove_forgotten(step)
+            dropped = too_many(newest, self.memory.settings.latest)
+            self.memory.forget_clients(dropped, step)
+            self.memory.remove_forgotten(step)
             self.look(dropped)
         self.changed = set()
 

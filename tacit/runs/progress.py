@@ -11,11 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tacit.contract.parties import Moment
+from tacit.contract.parties import RoundInfo
 from tacit.core.console import SafeConsole, noted
 from tacit.core.formatting import clock
 from tacit.runs.plan import Plan
-from tacit.runs.watchers import Silence, Watcher
+from tacit.runs.watchers import NullWatcher, Watcher
 
 Display = Literal["auto", "quiet", "json"]
 
@@ -29,14 +29,14 @@ class Screen(Watcher, Protocol):
 def figures(record: Mapping[str, Any]) -> str:
     """The figures of one round that a person wants to see go by.
 
-    >>> figures({"accuracy": 0.912, "kept_ratio": 0.75, "pseudo_accuracy": 0.98})
-    'accuracy 91.2 %  kept 75 % (98 % right)'
+    >>> figures({"accuracy": 0.912, "accepted_ratio": 0.75, "pseudo_accuracy": 0.98})
+    'accuracy 91.2 %  accepted 75 % (98 % right)'
     """
     parts = []
     if record.get("accuracy") is not None:
         parts.append(f"accuracy {100 * record['accuracy']:.1f} %")
-    if kept := kept_text(record):
-        parts.append(kept)
+    if accepted := accepted_text(record):
+        parts.append(accepted)
     if record.get("refused"):
         parts.append(f"{len(record['refused'])} refused")
     if record.get("skipped"):
@@ -44,16 +44,20 @@ def figures(record: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def kept_text(record: Mapping[str, Any]) -> str:
-    """How many pseudo-labels were kept, and how many of those were right.
+def accepted_text(record: Mapping[str, Any]) -> str:
+    """How many pseudo-labels were accepted, and how many of those were right.
 
-    >>> kept_text({"kept_ratio": 0.75, "pseudo_accuracy": 0.98}), kept_text({"kept_ratio": 0.0}), kept_text({})
-    ('kept 75 % (98 % right)', 'kept 0 %', '')
+    >>> accepted_text({"accepted_ratio": 0.75, "pseudo_accuracy": 0.98}), accepted_text({"accepted_ratio": 0.0})
+    ('accepted 75 % (98 % right)', 'accepted 0 %')
+    >>> accepted_text({})
+    ''
     """
-    if record.get("kept_ratio") is None:
+    if record.get("accepted_ratio") is None:
         return ""
     right = record.get("pseudo_accuracy")
-    return f"kept {100 * record['kept_ratio']:.0f} %" + (f" ({100 * right:.0f} % right)" if right is not None else "")
+    return f"accepted {100 * record['accepted_ratio']:.0f} %" + (
+        f" ({100 * right:.0f} % right)" if right is not None else ""
+    )
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
@@ -104,9 +108,9 @@ class LiveView:
         self.estimate = Estimate(done, plan.steps)
         self.live.start()
 
-    def client_done(self, moment: Moment, done: int, asked: int) -> None:
-        self.completed = moment.step + done / asked
-        self.place = f"{place(moment.stage, moment.round, moment.rounds)}, client {done} of {asked}"
+    def client_done(self, round_info: RoundInfo, done: int, asked: int) -> None:
+        self.completed = round_info.step + done / asked
+        self.place = f"{place(round_info.stage, round_info.round, round_info.rounds)}, client {done} of {asked}"
         self.live.refresh()  # a client takes longer than three lines, and short rounds are to be seen, too
 
     def round_done(self, record: Mapping[str, Any]) -> None:
@@ -142,7 +146,7 @@ class LiveView:
     def _facts(self) -> list[str]:
         record = self.record
         asked, answered = len(record.get("asked", ())), len(record.get("answered", ()))
-        facts = [kept_text(record), f"{answered} of {asked} clients answered" if asked else ""]
+        facts = [accepted_text(record), f"{answered} of {asked} clients answered" if asked else ""]
         facts += [f"{len(record['refused'])} refused" if record.get("refused") else ""]
         facts += ["round left out" if record.get("skipped") else ""]
         facts += [f"{record['seconds']:.1f} s a round", f"{self.estimate.left()} left"]
@@ -170,7 +174,7 @@ class Lines:
             self.console.print(f"Note: {warning}")
         self.estimate = Estimate(done, plan.steps)
 
-    def client_done(self, moment: Moment, done: int, asked: int) -> None: ...
+    def client_done(self, round_info: RoundInfo, done: int, asked: int) -> None: ...
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         self.estimate.done = record["step"] + 1
@@ -183,7 +187,7 @@ class Lines:
     def close(self) -> None: ...
 
 
-class JsonLines(Silence):
+class JsonLines(NullWatcher):
     """One JSON object a round on the standard output, flushed: {"kind": "round", …} with all of its record."""
 
     def round_done(self, record: Mapping[str, Any]) -> None:
@@ -192,7 +196,7 @@ class JsonLines(Silence):
     def close(self) -> None: ...
 
 
-class Nothing(Silence):
+class Nothing(NullWatcher):
     """--quiet."""
 
     def close(self) -> None: ...

@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit.contract.parties import Moment
+from tacit.contract.parties import RoundInfo
+from tacit.contract.record import CLIENT_LISTS
 from tacit.core.errors import TacitError, nearest
 from tacit.core.payload import write_atomically
 from tacit.core.settings import flatten
 from tacit.runs.folder import Run
 from tacit.runs.plan import Plan
 from tacit.runs.watchers import Watcher
-
-COUNTED = ("asked", "answered", "refused")  # lists of clients, of which a tracker shows the length
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
@@ -32,7 +31,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for name, value in record.items():
-        if name in COUNTED:
+        if name in CLIENT_LISTS:
             found[name] = float(len(value))
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found[name] = float(value)
@@ -61,7 +60,7 @@ class Tracker:
         """Open, or go on with the run `self.id`; returns its id."""
         raise NotImplementedError
 
-    def tell(self, numbers: Mapping[str, float], step: int) -> None:
+    def log_scalars(self, numbers: Mapping[str, float], step: int) -> None:
         raise NotImplementedError
 
     def end(self, complete: bool) -> None:
@@ -83,13 +82,13 @@ class Tracker:
         for record in Run(self.folder).records[known["steps"] : done]:  # rounds that it was not there for
             self._round(record)
 
-    def client_done(self, moment: Moment, done: int, asked: int) -> None: ...
+    def client_done(self, round_info: RoundInfo, done: int, asked: int) -> None: ...
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         self._safely(lambda: self._round(record))
 
     def _round(self, record: Mapping[str, Any]) -> None:
-        self.tell(scalars(record), record["step"])
+        self.log_scalars(scalars(record), record["step"])
         self._noted(record["step"] + 1)
 
     def _noted(self, steps: int) -> None:
@@ -134,7 +133,7 @@ class TensorBoard(Tracker):
             self.writer.add_text("experiment", f"| setting | value |\n|---|---|\n{text}")
         return self.folder.name
 
-    def tell(self, numbers: Mapping[str, float], step: int) -> None:
+    def log_scalars(self, numbers: Mapping[str, float], step: int) -> None:
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
@@ -164,7 +163,7 @@ class MLflow(Tracker):
             self.client.log_param(run, key, value)
         return str(run)
 
-    def tell(self, numbers: Mapping[str, float], step: int) -> None:
+    def log_scalars(self, numbers: Mapping[str, float], step: int) -> None:
         for name, value in numbers.items():
             self.client.log_metric(self.id, name, value, step=step)
 
@@ -191,7 +190,7 @@ class WandB(Tracker):
         )
         return str(self.run.id)
 
-    def tell(self, numbers: Mapping[str, float], step: int) -> None:
+    def log_scalars(self, numbers: Mapping[str, float], step: int) -> None:
         self.run.log(dict(numbers), step=step)
 
     def end(self, complete: bool) -> None:
@@ -233,9 +232,9 @@ class Together:
         for watcher in self.watchers:
             watcher.start(plan, done)
 
-    def client_done(self, moment: Moment, done: int, asked: int) -> None:
+    def client_done(self, round_info: RoundInfo, done: int, asked: int) -> None:
         for watcher in self.watchers:
-            watcher.client_done(moment, done, asked)
+            watcher.client_done(round_info, done, asked)
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         for watcher in self.watchers:

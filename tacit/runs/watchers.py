@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tacit.contract.parties import Moment
+from tacit.contract.parties import RoundInfo
 from tacit.runs.plan import Plan
 
 
@@ -12,19 +12,19 @@ class Watcher(Protocol):
 
     def start(self, plan: "Plan", done: int) -> None: ...
 
-    def client_done(self, moment: Moment, done: int, asked: int) -> None: ...
+    def client_done(self, round_info: RoundInfo, done: int, asked: int) -> None: ...
 
     def round_done(self, record: Mapping[str, Any]) -> None: ...
 
     def finish(self, summary: Mapping[str, Any]) -> None: ...
 
 
-class Silence:
+class NullWatcher:
     """The watcher that says nothing."""
 
     def start(self, plan: "Plan", done: int) -> None: ...
 
-    def client_done(self, moment: Moment, done: int, asked: int) -> None: ...
+    def client_done(self, round_info: RoundInfo, done: int, asked: int) -> None: ...
 
     def round_done(self, record: Mapping[str, Any]) -> None: ...
 

@@ -36,7 +36,7 @@ from tacit.runs.folder import (
 from tacit.runs.image_grid import sheet
 from tacit.runs.integrity import changed_settings, damage_at, damaged_files, way_back, whole_lines
 from tacit.runs.manifest import Entry, Manifest, load_manifest
-from tacit.runs.memory import Kept, step_of
+from tacit.runs.memory import ClientMemory, step_of
 
 
 class OpenRun(Run):
@@ -120,7 +120,7 @@ class OpenRun(Run):
                 f"{self.folder / manifest.NAME} is missing: the {done} rounds that are done were taken as they are."
             )
         kept: dict[int, dict[str, str]] = {}
-        memory = Kept(self.kept_folder)
+        memory = ClientMemory(self.kept_folder)
         for file, found in memory.written(memory.clients()).items():
             kept.setdefault(step_of(file), {})[file] = found
         for step, line in enumerate(whole_lines(path)[:done]):
@@ -191,7 +191,7 @@ class OpenRun(Run):
                 remove(path)
         for name in RESULTS:
             remove(self.folder / name)
-        Kept(self.kept_folder).go_back(done)
+        ClientMemory(self.kept_folder).go_back(done)
 
     def finish_stage(self, number: int, state: Payload) -> None:
         with uninterrupted():
@@ -208,16 +208,16 @@ class OpenRun(Run):
             line = json.dumps(record) + "\n"
             append(self.folder / "rounds.jsonl", line)
             found = payload.write(self._checkpoint_path(step + 1), {STEP: step + 1, **state})
-            kept = Kept(self.kept_folder).written(record["asked"], step)
+            kept = ClientMemory(self.kept_folder).written(record["asked"], step)
             self.manifest.append({"round": step, "record": digest(line.encode()), "checkpoint": found, "kept": kept})
             for rounds, path in self.checkpoints().items():
                 if rounds <= step + 1 - self._settings.keep.checkpoints:
                     remove(path)
 
-    def finish(self, weights: Weights | None, summary: dict[str, Any], beside: Mapping[str, bytes]) -> None:
+    def finish(self, weights: Weights | None, summary: dict[str, Any], atomic_path: Mapping[str, bytes]) -> None:
         """The weights, what is written beside them (how to use them, the card), and last the summary: it is done."""
         with uninterrupted():
-            written = dict(beside)
+            written = dict(atomic_path)
             if weights is not None:
                 written["model.safetensors"] = save_weights({name: t.contiguous() for name, t in weights.items()})
             written["summary.json"] = (json.dumps(summary, indent=2) + "\n").encode()

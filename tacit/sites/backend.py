@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tacit.backends.base import Outcome, waves
 from tacit.contract.method import Reply, Stage, Task
-from tacit.contract.parties import Labeled, Moment, Setup, Workbench
+from tacit.contract.parties import Labeled, NetPool, RoundInfo, Setup
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import Limits, Weights
@@ -23,7 +23,7 @@ from tacit.evaluation.scores import PREDICT_BATCH
 from tacit.pieces.train import predict
 from tacit.sites.accept import for_sites
 from tacit.sites.envelope import from_record, to_record
-from tacit.sites.wire import WHO, Answer, Ask, SharedFacts, pack, unpack
+from tacit.sites.wire import WHO, Request, Response, SharedFacts, pack, unpack
 from tacit.version import __version__
 
 ROOM = 1 << 20  # a reply may be this much larger than four times what was sent down
@@ -33,7 +33,7 @@ LEFT_OUT = "left out by the server's operator"
 
 
 @dataclass(frozen=True)
-class Silent:
+class NoResponse:
     """A site that gave no answer, and why."""
 
     why: str
@@ -44,7 +44,7 @@ class Transport(Protocol):
 
     def ask(
         self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
-    ) -> dict[str, bytes | Silent]: ...
+    ) -> dict[str, bytes | NoResponse]: ...
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Federated:
     largest_reply: int = 0  # bytes (0: four times what was sent down, and a megabyte)
     answered: tuple[int, ...] = ()  # how many rounds were done when each site answered last, as it says itself
 
-    def ask(self, experiment: Experiment, client: int, kind: str, **moment: Any) -> Ask:
-        return Ask.model_validate(
+    def ask(self, experiment: Experiment, client: int, kind: str, **round_info: Any) -> Request:
+        return Request.model_validate(
             {
                 "kind": kind,
                 "version": __version__,
@@ -75,7 +75,7 @@ class Federated:
                 "client": client,
                 "clients": len(self.sites),
                 "labeled_clients": self.labeled,
-                **moment,
+                **round_info,
             }
         )
 
@@ -91,17 +91,19 @@ class FlowerBackend:
         self.test = test
         self.federated = federated
         self.transport = transport
-        self.bench = Workbench(setup)
+        self.net_pool = NetPool(setup)
         self._silent: dict[str, str] = {}  # sites that did not answer when they were last asked: when, and why
 
-    def run(self, stage: Stage, moment: Moment, tasks: Sequence[Task], done: Callable[[int], None]) -> list[Outcome]:
+    def run(
+        self, stage: Stage, round_info: RoundInfo, tasks: Sequence[Task], done: Callable[[int], None]
+    ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         self._listen({self.federated.sites[task.client] for task in tasks})
         for number, wave in enumerate(waves(tasks)):
             places = {self.federated.sites[task.client]: (place, task) for place, task in wave}
             skipped = {name: why for name in places if (why := self._why_not(name))}
             envelopes = {
-                name: self._envelope(stage, moment, number, task)
+                name: self._envelope(stage, round_info, number, task)
                 for name, (_, task) in places.items()
                 if name not in skipped
             }
@@ -113,10 +115,10 @@ class FlowerBackend:
 
             answers = self.transport.ask(envelopes, self.federated.patience, count) if envelopes else {}
             for name, (place, task) in places.items():
-                answer = answers.get(name, Silent(skipped.get(name, "it did not answer")))
+                answer = answers.get(name, NoResponse(skipped.get(name, "it did not answer")))
                 outcomes[place] = self._outcome(task, answer)
-                if isinstance(answer, Silent) and name not in skipped:
-                    self._silent[name] = f"since {moment.stage} round {moment.round + 1} ({answer.why})"
+                if isinstance(answer, NoResponse) and name not in skipped:
+                    self._silent[name] = f"since {round_info.stage} round {round_info.round + 1} ({answer.why})"
         return [outcomes[place] for place in range(len(tasks))]
 
     def _why_not(self, name: str) -> str:
@@ -136,15 +138,20 @@ class FlowerBackend:
                 if answers.get(name) == name.encode():
                     del self._silent[name]
 
-    def _envelope(self, stage: Stage, moment: Moment, wave: int, task: Task) -> bytes:
-        when = {"stage": moment.stage, "round": moment.round, "rounds": moment.rounds, "step": moment.step}
+    def _envelope(self, stage: Stage, round_info: RoundInfo, wave: int, task: Task) -> bytes:
+        when = {
+            "stage": round_info.stage,
+            "round": round_info.round,
+            "rounds": round_info.rounds,
+            "step": round_info.step,
+        }
         ask = self.federated.ask(self.experiment, task.client, "train", **when, wave=wave, group=task.group)
         return pack(ask, payload.to_bytes(task.send))
 
-    def _outcome(self, task: Task, answer: bytes | Silent) -> Outcome:
+    def _outcome(self, task: Task, answer: bytes | NoResponse) -> Outcome:
         nothing = Reply(send={}, examples=0, client=task.client, group=task.group)
         name = self.federated.sites[task.client]
-        if isinstance(answer, Silent):
+        if isinstance(answer, NoResponse):
             return Outcome(nothing, None, 0.0, fault=f"{name}: {safe(answer.why, LONGEST_FAULT)}")
         largest = self.federated.largest_reply or 4 * payload.nbytes(task.send) + ROOM
         try:
@@ -154,10 +161,10 @@ class FlowerBackend:
         return Outcome(reply, None, 0.0)
 
     def predict_test(self, weights: Weights) -> Tensor:
-        self.bench.clear()
-        return predict(self.bench.take(weights), self.test.images, self.setup.views.plain, PREDICT_BATCH).cpu()
+        self.net_pool.clear()
+        return predict(self.net_pool.take(weights), self.test.images, self.setup.views.plain, PREDICT_BATCH).cpu()
 
-    def kept_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         return 0  # it lies on the sites' own disks, where the server cannot look
 
     def close(self) -> None:
@@ -166,7 +173,7 @@ class FlowerBackend:
 
 def read_reply(answer: bytes, task: Task, largest: int) -> Reply:
     """The reply in an envelope from a site, or a TacitError that says why it is none."""
-    header, content = unpack(answer, Answer, largest)
+    header, content = unpack(answer, Response, largest)
     if header.kind == "refused":
         raise TacitError(f"refused: {header.why}")
     if header.kind != "train" or (header.client, header.group) != (task.client, task.group):
@@ -199,7 +206,7 @@ def say_hello(
     end = time.monotonic() + wait
     answers = transport.ask(envelopes, patience, lambda name: None)
     while time.monotonic() < end:
-        away = [name for name in envelopes if isinstance(answers.get(name, Silent("")), Silent)]
+        away = [name for name in envelopes if isinstance(answers.get(name, NoResponse("")), NoResponse)]
         if not away:
             break
         time.sleep(1.0)
@@ -210,7 +217,7 @@ def say_hello(
     answered = [0] * len(federated.sites)
     for name, number in numbers.items():
         try:
-            header = _hello_in(answers.get(name, Silent("it did not answer")), number)
+            header = _hello_in(answers.get(name, NoResponse("it did not answer")), number)
             images[number], answered[number] = header.images, header.answered
             labeled |= {number} if header.labeled else set()
         except TacitError as error:
@@ -220,10 +227,10 @@ def say_hello(
     return replace(federated, labeled=tuple(sorted(labeled)), images=tuple(images), answered=tuple(answered))
 
 
-def _hello_in(answer: bytes | Silent, client: int) -> Answer:
-    if isinstance(answer, Silent):
+def _hello_in(answer: bytes | NoResponse, client: int) -> Response:
+    if isinstance(answer, NoResponse):
         raise TacitError(answer.why)
-    header, _ = unpack(answer, Answer, ROOM)
+    header, _ = unpack(answer, Response, ROOM)
     if header.kind != "hello" or header.client != client:
         raise TacitError(header.why or "an answer to another question")
     return header
@@ -255,21 +262,23 @@ class Grid:
 
     def ask(
         self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
-    ) -> dict[str, bytes | Silent]:
+    ) -> dict[str, bytes | NoResponse]:
         nodes = self.online()
         names = {nodes[name]: name for name in envelopes if name in nodes}
         answers = self._exchange(
             {node: envelopes[name] for node, name in names.items()}, patience, lambda node: done(names[node])
         )
-        absent: dict[str, bytes | Silent] = {name: Silent("it is not there") for name in envelopes if name not in nodes}
+        absent: dict[str, bytes | NoResponse] = {
+            name: NoResponse("it is not there") for name in envelopes if name not in nodes
+        }
         return absent | {names[node]: answer for node, answer in answers.items()}
 
     def _exchange(
         self, envelopes: Mapping[int, bytes], patience: float, done: Callable[[int], None]
-    ) -> dict[int, bytes | Silent]:
+    ) -> dict[int, bytes | NoResponse]:
         """Push, then look for replies at our own pace (Flower's own send_and_receive sleeps three seconds)."""
         waiting = self._push(envelopes, patience) if envelopes else {}
-        answers: dict[int, bytes | Silent] = {}
+        answers: dict[int, bytes | NoResponse] = {}
         end = time.monotonic() + patience
         while waiting and time.monotonic() < end:
             for message in self.grid.pull_messages(list(waiting)):
@@ -278,7 +287,7 @@ class Grid:
                     answers[node] = _answer(message)
                     done(node)
             time.sleep(POLL if waiting else 0)
-        return answers | {node: Silent(f"no answer within {patience:g} s") for node in waiting.values()}
+        return answers | {node: NoResponse(f"no answer within {patience:g} s") for node in waiting.values()}
 
     def _push(self, envelopes: Mapping[int, bytes], patience: float) -> dict[str, int]:
         """The nodes by the numbers of the messages to them.
@@ -306,10 +315,10 @@ def _name(answer: bytes) -> str:
     return safe(answer[:100].decode("ascii", "replace"), 100)
 
 
-def _answer(message: Any) -> bytes | Silent:
+def _answer(message: Any) -> bytes | NoResponse:
     if message.has_error():
-        return Silent(f"gone or failed in the middle of the round (Flower's error {message.error.code})")
+        return NoResponse(f"gone or failed in the middle of the round (Flower's error {message.error.code})")
     try:
         return from_record(message.content)
     except TacitError as error:
-        return Silent(str(error))
+        return NoResponse(str(error))

@@ -38,7 +38,7 @@ def leave_job(home: Path, job: Job) -> str:
     return name
 
 
-class Diary:
+class JobLog:
     """What happens in a job, a line each, for `tacit site run` and `tacit site status`."""
 
     def __init__(self, path: Path) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 from tacit.core.errors import TacitError
 from tacit.sites.guard import OTHER_CLOCK, UNKNOWN_KEY
 from tacit.sites.home import ServerHome, SiteHome, address_of, key_bytes
-from tacit.sites.jobs import HOME, Diary, Job, job_path, leave_job
+from tacit.sites.jobs import HOME, Job, JobLog, job_path, leave_job
 from tacit.sites.process import environment
-from tacit.sites.relay import SOCKET, Desk
+from tacit.sites.relay import SOCKET, RelayServer
 
 Say = Callable[[str], None]
 
@@ -201,7 +201,7 @@ def _agree(control: Any, home: ServerHome, say: Say) -> bool:
 def join(home: SiteHome, answer: Callable[[bytes], bytes], say: Say, stop: threading.Event) -> None:
     """Take part until told to stop. A connection that is lost or refused for now is tried again, ever more slowly."""
     needs_flower()
-    desk = Desk(answer)
+    desk = RelayServer(answer)
     surroundings = environment(home.folder, **{SOCKET: str(desk.path)})
     pause = 1.0
     try:
@@ -331,7 +331,7 @@ def _reason(words: str, home: SiteHome) -> tuple[bool, str]:
 # --- A run ------------------------------------------------------------------------------------------------
 
 
-def submit(home: ServerHome, job: Job, say: Say) -> Diary:
+def submit(home: ServerHome, job: Job, say: Say) -> JobLog:
     """Leave the job and let Flower start the server app."""
     from tacit.sites.control import Control
 
@@ -351,14 +351,16 @@ def submit(home: ServerHome, job: Job, say: Say) -> Diary:
         control.start(name)
     finally:
         control.close()
-    return Diary(job_path(home.folder, name).with_suffix(".jsonl"))
+    return JobLog(job_path(home.folder, name).with_suffix(".jsonl"))
 
 
-def follow(diary: Diary, home: ServerHome, show: Callable[[dict[str, object]], None], seconds: float = 600.0) -> bool:
+def follow(
+    job_log: JobLog, home: ServerHome, show: Callable[[dict[str, object]], None], seconds: float = 600.0
+) -> bool:
     """Show what happens until the run ends: True if it is done, False if its process died."""
     shown, end, process = 0, time.monotonic() + seconds, 0
     while True:
-        entries = diary.read()
+        entries = job_log.read()
         for entry in entries[shown:]:
             show(entry)
             process = int(entry.get("process", process))
@@ -367,7 +369,7 @@ def follow(diary: Diary, home: ServerHome, show: Callable[[dict[str, object]], N
             if "done" in entry:
                 return True
         shown = len(entries)
-        if process and not _alive(process) and len(diary.read()) == shown:
+        if process and not _alive(process) and len(job_log.read()) == shown:
             return False
         if not process and (time.monotonic() > end or not answers(home.local_address, 30.0)):
             return False  # it was never started

@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tacit.core.errors import TacitError
 from tacit.core.files import read_bytes, write_atomically
-from tacit.runs.memory import Kept, moment_of
+from tacit.runs.memory import ClientMemory, version_of
 
 
-class Entry(BaseModel):
+class LedgerEntry(BaseModel):
     """What was there when a round's answer had been made."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -25,15 +25,15 @@ class Entry(BaseModel):
 class Ledger:
     """The list for one run, in a file beside the folder with what was kept."""
 
-    def __init__(self, kept: Kept) -> None:
-        self.kept = kept
-        self.path = kept.folder.with_name(kept.folder.name + ".json")
+    def __init__(self, memory: ClientMemory) -> None:
+        self.memory = memory
+        self.path = memory.folder.with_name(memory.folder.name + ".json")
 
-    def read(self) -> Entry:
+    def read(self) -> LedgerEntry:
         if not self.path.exists():
-            return Entry()
+            return LedgerEntry()
         try:
-            return Entry.model_validate(json.loads(read_bytes(self.path)))
+            return LedgerEntry.model_validate(json.loads(read_bytes(self.path)))
         except (ValueError, ValidationError) as error:
             raise TacitError(
                 f"{self.path} is damaged ({type(error).__name__}): it lists what this site keeps for a run. Put it "
@@ -42,15 +42,15 @@ class Ledger:
 
     def write(self, client: int, step: int) -> None:
         """After the work of a round: all that is kept now should be there next time."""
-        entry = Entry(rounds=step + 1, files=sorted(self.kept.written([client])))
+        entry = LedgerEntry(rounds=step + 1, files=sorted(self.memory.written([client])))
         write_atomically(self.path, (entry.model_dump_json() + "\n").encode())
 
     def check(self, step: int) -> None:
         """Refuse to go on at this round without what was kept before it."""
-        if missing := [path for path in needed(self.read().files, step) if not (self.kept.folder / path).exists()]:
+        if missing := [path for path in needed(self.read().files, step) if not (self.memory.folder / path).exists()]:
             raise TacitError(
-                f"What this site kept is not all there: {', '.join(missing[:3])} in {self.kept.folder} is missing. Put "
-                f"it back from a copy. To let the site go on as if it were new, remove {self.path} as well."
+                f"What this site kept is not all there: {', '.join(missing[:3])} in {self.memory.folder} is missing. "
+                f"Put it back from a copy. To let the site go on as if it were new, remove {self.path} as well."
             )
 
 
@@ -64,6 +64,6 @@ def needed(files: list[str], step: int) -> list[str]:
     """
     newest: dict[str, tuple[tuple[int, int], str]] = {}
     for file in files:
-        if (found := moment_of(Path(file).name)) and found[1] < (step, 0):
+        if (found := version_of(Path(file).name)) and found[1] < (step, 0):
             newest[found[0]] = max(newest.get(found[0], ((-1, -1), "")), (found[1], file))
     return sorted(file for _, file in newest.values())

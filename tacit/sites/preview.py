@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tacit.backends.base import Worker
 from tacit.contract.method import Method, Reply, Stage
-from tacit.contract.parties import Hub, Labeled, Moment, Setup, Shard, Workbench
+from tacit.contract.parties import Hub, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.core import payload
 from tacit.core.console import SafeConsole
 from tacit.core.errors import TacitError
@@ -17,7 +17,7 @@ from tacit.core.formatting import size_text
 from tacit.core.payload import Payload
 from tacit.core.settings import Experiment
 from tacit.data.party import Facts, facts_of, read_facts
-from tacit.runs.memory import Kept
+from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
 from tacit.sites.accept import method_file
 from tacit.sites.backend import Federated
@@ -80,13 +80,13 @@ def replies(site: Site, experiment: Experiment, facts: Facts) -> list[tuple[Stag
     found: list[tuple[Stage, Reply]] = []
     past: dict[str, Payload] = {}
     with tempfile.TemporaryDirectory() as folder:  # what it would keep is forgotten again
-        worker = Worker(setup, OwnShard(shard), Kept(Path(folder), own.keep))
+        worker = Worker(setup, OwnShard(shard), ClientMemory(Path(folder), own.keep))
         for stage in stages_of(own, method):
             state, tasks = _server(stage, setup, past)
             past[stage.name] = state
             if tasks:
-                moment = Moment(stage.name, 0, stage.rounds, len(found))
-                outcome = worker.run(stage, moment, 0, tasks[0])
+                round_info = RoundInfo(stage.name, 0, stage.rounds, len(found))
+                outcome = worker.run(stage, round_info, 0, tasks[0])
                 if outcome.fault:
                     raise TacitError(f"Stage '{stage.name}' would send nothing: {outcome.fault}.")
                 found.append((stage, outcome.reply))
@@ -97,7 +97,9 @@ def _server(stage: Stage, setup: Setup, past: dict[str, Payload]) -> tuple[Paylo
     """The first state and tasks of a server that knows nothing: one black image stands for its labels."""
     black = torch.zeros(1, setup.channels, setup.size, setup.size, dtype=torch.uint8, device=setup.device)
     shard = Shard(Labeled(black, torch.zeros(1, dtype=torch.int64, device=setup.device)), black[:0])
-    bench = Workbench(setup)
-    state = stage.method.server_start(Hub(setup, shard, Moment(stage.name, -1, stage.rounds, 0), bench), past)
-    bench.clear()
-    return state, stage.method.server_send(state, Hub(setup, shard, Moment(stage.name, 0, stage.rounds, 0), bench))
+    net_pool = NetPool(setup)
+    state = stage.method.server_start(Hub(setup, shard, RoundInfo(stage.name, -1, stage.rounds, 0), net_pool), past)
+    net_pool.clear()
+    return state, stage.method.server_send(
+        state, Hub(setup, shard, RoundInfo(stage.name, 0, stage.rounds, 0), net_pool)
+    )

@@ -34,7 +34,7 @@ def _send(connection: socket.socket, data: bytes) -> None:
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def hand_over(data: bytes) -> bytes:
+def send_request(data: bytes) -> bytes:
     """From Flower's process: the answer of the process that has the data."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[SOCKET])
@@ -42,7 +42,7 @@ def hand_over(data: bytes) -> bytes:
         return _receive(connection)
 
 
-class Desk:
+class RelayServer:
     """In the process that has the data: takes one message at a time and answers it."""
 
     def __init__(self, answer: Callable[[bytes], bytes]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from tacit.backends.base import Backend
 from tacit.config.resolve import resolve
 from tacit.contract.method import Method
-from tacit.contract.parties import Moment
+from tacit.contract.parties import RoundInfo
 from tacit.core.errors import TacitError
 from tacit.core.payload import write_atomically
 from tacit.core.settings import Experiment
@@ -34,7 +34,7 @@ from tacit.runs.watchers import Watcher
 from tacit.runs.writer import OpenRun, check_same, roll_back
 from tacit.sites.accept import method_file
 from tacit.sites.backend import Federated, FlowerBackend, Grid, Transport, say_hello
-from tacit.sites.jobs import HOME, Diary, Job, job_path
+from tacit.sites.jobs import HOME, Job, JobLog, job_path
 from tacit.sites.site import site_setup
 from tacit.sites.wire import SharedFacts
 
@@ -106,55 +106,55 @@ def roster_for(job: Job) -> Roster:
     return roster
 
 
-class Scribe:
+class JobLogWatcher:
     """A watcher that writes into the diary."""
 
-    def __init__(self, diary: Diary) -> None:
-        self.diary = diary
+    def __init__(self, job_log: JobLog) -> None:
+        self.job_log = job_log
 
     def start(self, plan: Plan, done: int) -> None:
-        self.diary.write(say=f"{done} of {plan.steps} rounds are done" if done else f"{plan.steps} rounds begin")
+        self.job_log.write(say=f"{done} of {plan.steps} rounds are done" if done else f"{plan.steps} rounds begin")
         for warning in plan.warnings:
-            self.diary.write(say=warning)
+            self.job_log.write(say=warning)
 
-    def client_done(self, moment: Moment, done: int, asked: int) -> None: ...
+    def client_done(self, round_info: RoundInfo, done: int, asked: int) -> None: ...
 
     def round_done(self, record: Mapping[str, Any]) -> None:
-        self.diary.write(
+        self.job_log.write(
             round={key: record.get(key) for key in ("stage", "round", "accuracy", "refused", "skipped", "seconds")}
         )
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self.diary.write(say="all rounds are done")
+        self.job_log.write(say="all rounds are done")
 
 
 def run_job(name: str, grid: Any) -> None:
     """The server app: everything that Flower starts on the server's side."""
     home = Path(os.environ[HOME])
-    diary = Diary(job_path(home, name).with_suffix(".jsonl"))
-    diary.write(process=os.getpid())
+    job_log = JobLog(job_path(home, name).with_suffix(".jsonl"))
+    job_log.write(process=os.getpid())
     try:
         given = json.loads(job_path(home, name).read_text())
         job = Job(**{**given, "sites": tuple(given["sites"]), "without": tuple(given.get("without", ()))})
         transport = Grid(grid, job.insecure)
-        wait_for(transport, roster_for(job).asked, job.wait, diary)
-        run_at_sites(job, transport, Scribe(diary))
-        diary.write(done=True)
+        wait_for(transport, roster_for(job).asked, job.wait, job_log)
+        run_at_sites(job, transport, JobLogWatcher(job_log))
+        job_log.write(done=True)
     except TacitError as error:
-        diary.write(error=str(error))
+        job_log.write(error=str(error))
         raise
     except Exception:
-        diary.write(error=traceback.format_exc())
+        job_log.write(error=traceback.format_exc())
         raise
 
 
-def wait_for(grid: Grid, sites: Sequence[str], wait: float, diary: Diary) -> None:
+def wait_for(grid: Grid, sites: Sequence[str], wait: float, job_log: JobLog) -> None:
     """Until every site is there; whom it waits for is told."""
     end, told = time.monotonic() + wait, ""
     while missing := sorted(set(sites) - grid.online().keys(), key=sites.index):
         text = f"waiting for {', '.join(missing)}"
         if text != told:
-            diary.write(say=text)
+            job_log.write(say=text)
             told = text
         if time.monotonic() > end:
             raise TacitError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tacit.backends.base import Worker, one_thread
 from tacit.contract.method import Method, Reply, Stage, Task
-from tacit.contract.parties import Labeled, Moment, Setup, Shard
+from tacit.contract.parties import Labeled, RoundInfo, Setup, Shard
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.formatting import size_text
@@ -23,11 +23,11 @@ from tacit.core.settings import Experiment
 from tacit.core.text import safe, safe_lines
 from tacit.data.federation import setup_of
 from tacit.data.party import Facts, Party, load_party
-from tacit.runs.memory import Kept
+from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
 from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
 from tacit.sites.ledger import Ledger
-from tacit.sites.wire import LARGEST_WHY, WHO, Answer, Ask, pack, unpack
+from tacit.sites.wire import LARGEST_WHY, WHO, Request, Response, pack, unpack
 from tacit.version import __version__
 
 log = logging.getLogger("tacit.site")
@@ -77,7 +77,7 @@ class Site:
         if data == WHO:
             return self.settings.name.encode()
         try:
-            ask, content = unpack(data, Ask, self.settings.largest)
+            ask, content = unpack(data, Request, self.settings.largest)
             envelope, line = self._hello(ask) if ask.kind == "hello" else self._train(ask, content)
         except Refusal as refusal:
             envelope, line = _refused(str(refusal)), f"refused: {refusal}"
@@ -97,37 +97,37 @@ class Site:
         except Exception:
             log.warning("A line could not be shown.")
 
-    def _hello(self, ask: Ask) -> tuple[bytes, str]:
+    def _hello(self, ask: Request) -> tuple[bytes, str]:
         experiment, _, shard = self._look(ask)
-        kept = self._kept(ask, experiment)
-        kept.go_back(ask.step)
-        answered = self._check_memory(kept, ask.step)
+        memory = self._kept(ask, experiment)
+        memory.go_back(ask.step)
+        answered = self._check_memory(memory, ask.step)
         held = f"{len(shard.labeled)} labelled and {len(shard.unlabeled)} unlabelled images"
         line = f"run {ask.run}: {experiment.method['name']}, this site is client {ask.client} with {held}"
         return pack(hello_of(shard, ask.client, answered)), line
 
-    def _train(self, ask: Ask, content: bytes) -> tuple[bytes, str]:
+    def _train(self, ask: Request, content: bytes) -> tuple[bytes, str]:
         stages, worker = self._worker(ask)
         stage = next((stage for stage in stages if stage.name == ask.stage), None)
         if stage is None:
             raise Refusal(f"the method has no stage '{ask.stage}'")
-        moment = Moment(ask.stage, ask.round, ask.rounds, ask.step)
+        round_info = RoundInfo(ask.stage, ask.round, ask.rounds, ask.step)
         task = Task(ask.client, payload.from_bytes(content, Limits(total=self.settings.largest)), ask.group)
         if ask.wave == 0:
-            worker.kept.go_back(ask.step)  # of this round or later: the server went back, and they are run again
-            self._check_memory(worker.kept, ask.step)
-            worker.kept.forget(ask.step)
-        outcome = worker.run(stage, moment, ask.wave, task)
+            worker.memory.go_back(ask.step)  # of this round or later: the server went back, and they are run again
+            self._check_memory(worker.memory, ask.step)
+            worker.memory.forget(ask.step)
+        outcome = worker.run(stage, round_info, ask.wave, task)
         if outcome.fault:
             raise Refusal(outcome.fault)
-        Ledger(worker.kept).write(ask.client, ask.step)
+        Ledger(worker.memory).write(ask.client, ask.step)
         reply = outcome.reply
         data = sent(reply)
         self._note(ask, reply, len(data))
         names = ", ".join(f"{name} {size}" for name, size in content_of(reply).items())
         return data, f"{ask.stage} round {ask.round + 1}/{ask.rounds}: sent {names} ({size_text(len(data))} in all)"
 
-    def _note(self, ask: Ask, reply: Reply, size: int) -> None:
+    def _note(self, ask: Request, reply: Reply, size: int) -> None:
         """One line for each answer, for whoever must account for what left this site."""
         entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -146,7 +146,7 @@ class Site:
 
     # --- What it is asked to do, looked at before it is done -----------------------------------------------
 
-    def _look(self, ask: Ask) -> tuple[Experiment, type[Method], Shard]:
+    def _look(self, ask: Request) -> tuple[Experiment, type[Method], Shard]:
         if ask.version != __version__:
             raise Refusal(
                 f"it runs tacit {__version__}, the server {ask.version}: install the same version on both sides"
@@ -158,12 +158,12 @@ class Site:
         )
         return experiment, method, self._shard(ask, experiment)
 
-    def _kept(self, ask: Ask, experiment: Experiment) -> Kept:
-        return Kept(self.settings.memory / "kept" / ask.run, experiment.keep)
+    def _kept(self, ask: Request, experiment: Experiment) -> ClientMemory:
+        return ClientMemory(self.settings.memory / "kept" / ask.run, experiment.keep)
 
-    def _check_memory(self, kept: Kept, step: int) -> int:
+    def _check_memory(self, memory: ClientMemory, step: int) -> int:
         """How many rounds were done when this site answered last; what it kept then must be there."""
-        ledger = Ledger(kept)
+        ledger = Ledger(memory)
         try:
             ledger.check(step)
             return ledger.read().rounds
@@ -171,7 +171,7 @@ class Site:
             self._tell(str(error))
             raise Refusal("what it kept in earlier rounds is missing or damaged; its own log says what to do") from None
 
-    def _shard(self, ask: Ask, experiment: Experiment) -> Shard:
+    def _shard(self, ask: Request, experiment: Experiment) -> Shard:
         party, placement = self._party(ask), experiment.data.placement
         labeled = party.labels >= 0
         if placement == "server" and labeled.any():
@@ -188,7 +188,7 @@ class Site:
         # As in a simulation: where every client has a few labels, those images count as unlabelled data, too.
         return Shard(known, (images if placement == "clients" else images[~mask]).to(device))
 
-    def _party(self, ask: Ask) -> Party:
+    def _party(self, ask: Request) -> Party:
         facts = Facts(**ask.facts.model_dump())
         if facts not in self._parties:
             try:
@@ -201,7 +201,7 @@ class Site:
             self._parties = {facts: party.without_labels() if self.settings.ignore_labels else party}
         return self._parties[facts]
 
-    def _worker(self, ask: Ask) -> tuple[tuple[Stage, ...], Worker]:
+    def _worker(self, ask: Request) -> tuple[tuple[Stage, ...], Worker]:
         about_the_moment = {"kind", "stage", "round", "rounds", "step", "wave", "group"}
         same = json.dumps(ask.model_dump(exclude=about_the_moment))
         if same not in self._work:
@@ -223,19 +223,19 @@ def _device(experiment: Experiment) -> torch.device:
 
 
 def _refused(why: str) -> bytes:
-    return pack(Answer(kind="refused", why=safe(why, LARGEST_WHY)))
+    return pack(Response(kind="refused", why=safe(why, LARGEST_WHY)))
 
 
-def hello_of(shard: Shard, client: int, answered: int = 0) -> Answer:
+def hello_of(shard: Shard, client: int, answered: int = 0) -> Response:
     """What a site tells of itself before a run begins or goes on: whether it holds labels, how many images, and how
     many rounds of this run were done when it answered last."""
     images = len(shard.labeled) + len(shard.unlabeled)
-    return Answer(kind="hello", client=client, labeled=len(shard.labeled) > 0, images=images, answered=answered)
+    return Response(kind="hello", client=client, labeled=len(shard.labeled) > 0, images=images, answered=answered)
 
 
 def sent(reply: Reply) -> bytes:
     """The very bytes that leave a site for a reply."""
-    answer = Answer(
+    answer = Response(
         kind="train",
         client=reply.client,
         group=reply.group,

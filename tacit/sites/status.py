@@ -10,7 +10,7 @@ from tacit.core.console import SafeConsole
 from tacit.core.errors import TacitError
 from tacit.core.formatting import size_text
 from tacit.sites.home import ServerHome, SiteHome
-from tacit.sites.jobs import Diary
+from tacit.sites.jobs import JobLog
 from tacit.sites.keeper import answers
 
 
@@ -32,13 +32,13 @@ def tell_server(home: ServerHome, screen: SafeConsole) -> None:
     screen.print(table if names else "No site has sent its key yet.")
     jobs = sorted((home.folder / "jobs").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
     for path in jobs[-5:]:
-        screen.print(f"{_when(path.stat().st_mtime)}  {_story(path.with_suffix('.json'), Diary(path))}")
+        screen.print(f"{_when(path.stat().st_mtime)}  {_story(path.with_suffix('.json'), JobLog(path))}")
 
 
-def _story(path: Any, diary: Diary) -> str:
+def _story(path: Any, job_log: JobLog) -> str:
     """A job in a line."""
     job = json.loads(path.read_text())
-    entries = diary.read()
+    entries = job_log.read()
     rounds = [entry["round"] for entry in entries if "round" in entry]
     last = f", {rounds[-1]['stage']} round {rounds[-1]['round'] + 1}" if rounds else ""
     said = next((entry["say"] for entry in reversed(entries) if "say" in entry), "begun")

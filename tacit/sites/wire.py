@@ -58,7 +58,7 @@ class SharedFacts(Header):
         return self
 
 
-class Ask(Header):
+class Request(Header):
     """What the server wants. `hello`: can you take part? `train`: do this round (the payload is the task's).
 
     In a hello, `step` is how many rounds are done: what the site kept in later ones, which are run again, is forgotten.
@@ -82,7 +82,7 @@ class Ask(Header):
     group: Number = 0
 
     @model_validator(mode="after")
-    def _numbers_fit(self) -> "Ask":
+    def _numbers_fit(self) -> "Request":
         if max((self.client, *self.labeled_clients)) >= self.clients:
             raise ValueError("there are fewer clients")
         if self.kind == "train" and self.round >= self.rounds:
@@ -90,7 +90,7 @@ class Ask(Header):
         return self
 
 
-class Answer(Header):
+class Response(Header):
     """What a site says. Beside the payload (`Reply.send`) these few words are all that leaves it."""
 
     kind: Literal["hello", "train", "refused"]

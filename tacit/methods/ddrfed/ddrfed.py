@@ -14,7 +14,7 @@ from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.methods.cbafed import CBAFedWarmUp
 from tacit.methods.ddrfed.gdgm import generator_stages, mean_figure
 from tacit.methods.ddrfed.generator import GDGM
-from tacit.nets.optimizer import descend, live_taps_only
+from tacit.nets.optimizer import live_taps_only, optimizer_step
 from tacit.pieces.aggregate import labeled_shares, shares
 from tacit.pieces.consistency import paired_batches
 from tacit.pieces.label import PseudoLabels, class_counts, confident
@@ -95,16 +95,16 @@ class DDRFed(GDGM, Method):
         share = class_shares(tensor_in(state, "counts"), times_tenth=False)  # Eq. 14, 15
         return [Task(client, {"model": state["model"], "shares": share}) for client in hub.sample_clients()]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         model, own = me.model(task.weights("model")), me.shard.labeled
-        generated = [tensor_in(kept, "generated").to(me.device)] if "generated" in kept else []
+        generated = [tensor_in(memory, "generated").to(me.device)] if "generated" in memory else []
         images, generator = torch.cat([me.shard.unlabeled, *generated]), me.rng("views")
         weak = dsa_view(me) if self.weak == "dsa" else me.views.weak_view  # Ω of the paper
         optimizer = me.optimizer(model, None if len(own) else me.scheduled(self.unlabeled_lr))
-        share, memory, tally = task.tensor("shares"), self.recall(kept, me), Tally(me, len(images))
+        share, statistics, tally = task.tensor("shares"), self.recall(memory, me), Tally(me, len(images))
 
         def accept(probs: Tensor) -> PseudoLabels:
-            return self.accept(probs, share, memory)
+            return self.accept(probs, share, statistics)
 
         for _ in range(me.epochs):
             with live_taps_only(model, optimizer):
@@ -115,15 +115,15 @@ class DDRFed(GDGM, Method):
                     if len(which):
                         shown, strong = weak(images[which], generator), me.views.strong_view(images[which], generator)
                         loss = loss + self.unlabeled_loss(model, which, shown, strong, accept, tally)
-                    descend(model, optimizer, loss, me.train.clip)
+                    optimizer_step(model, optimizer, loss, me.train.clip)
                     tally.figure("loss", float(loss.detach()))
         if self.dcbt and len(images):
-            tally.figure("level", float(dema(memory["dema"], me.classes)))  # the last one
+            tally.figure("level", float(dema(statistics["dema"], me.classes)))  # the last one
         labels = torch.cat([tally.accepted, own.labels.cpu()])
         return Reply(
             send={"model": me.weights(model), "counts": class_counts(labels, me.classes)},  # Eq. 12, 13
             examples=len(labels),
-            keep={name: tensor.detach().cpu().clone() for name, tensor in memory.items()},
+            keep={name: tensor.detach().cpu().clone() for name, tensor in statistics.items()},
             metrics=tally.means,
         )
 
@@ -141,16 +141,16 @@ class DDRFed(GDGM, Method):
             weak_logits = model(weak)
         strong_logits = model(strong)
         seen_weak, seen_strong = weak_logits.softmax(dim=1), strong_logits.softmax(dim=1)
-        label, high = accept(seen_weak.detach())
-        tally.labels(which, label, high)
-        loss = masked_cross_entropy(weak_logits if self.view == "weak" else strong_logits, label, high)
-        if not self.rnl or bool(high.all()):
+        label, accepted = accept(seen_weak.detach())
+        tally.labels(which, label, accepted)
+        loss = masked_cross_entropy(weak_logits if self.view == "weak" else strong_logits, label, accepted)
+        if not self.rnl or bool(accepted.all()):
             return loss
         judge, learner = (seen_strong, seen_weak) if self.rnl_change else (seen_weak, seen_strong)
         judge = judge.detach()
-        top = self.rnl_top or agreeing_top(judge[~high], learner.detach()[~high])
+        top = self.rnl_top or agreeing_top(judge[~accepted], learner.detach()[~accepted])
         tally.figure("top", top)
-        return loss + negative_loss(judge, learner, ~high, top)
+        return loss + negative_loss(judge, learner, ~accepted, top)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         parties, labeled = list(replies), [reply.client in hub.labeled_clients for reply in replies]
@@ -171,26 +171,26 @@ class DDRFed(GDGM, Method):
         counts = torch.stack([party.tensor("counts") for party in parties]).sum(dim=0)  # Eq. 14
         return {"model": mean_model(parties, weights), "counts": counts}
 
-    def recall(self, kept: Payload, me: Client) -> Weights:
+    def recall(self, memory: Payload, me: Client) -> Weights:
         """The running means of this client's confidence: they begin at 1/K and stay with it (DCBT alone)."""
-        start = tensor_in(kept, "dema") if "dema" in kept else torch.full((2,), 1.0 / me.classes)
+        start = tensor_in(memory, "dema") if "dema" in memory else torch.full((2,), 1.0 / me.classes)
         return {"dema": start} if self.dcbt else {}
 
-    def accept(self, probs: Tensor, shares: Tensor, memory: Weights) -> PseudoLabels:
+    def accept(self, probs: Tensor, shares: Tensor, statistics: Weights) -> PseudoLabels:
         """DCBT: the batch is taken into the running means of the confidence (Eq. 17, 18), then they decide (Eq. 20).
 
         >>> memory, probs = {"dema": torch.tensor([0.5, 0.5])}, torch.tensor([[0.9, 0.1], [0.4, 0.6]])
         >>> method = DDRFed(alpha=0.5)
         >>> method.accept(probs, torch.tensor([0.5, 0.5]), memory)              # DEMA 2 · 0.625 − 0.5625
-        PseudoLabels(label=tensor([0, 1]), kept=tensor([False, False]))
+        PseudoLabels(label=tensor([0, 1]), accepted=tensor([False, False]))
         >>> dema(memory["dema"], classes=2), memory["dema"]                                # and + 0.5 − 0 is too much
         (tensor(0.6875), tensor([0.6250, 0.5625]))
         """
         if not self.dcbt:
             return confident(probs, self.threshold)
-        first, second = memory["dema"].to(probs).unbind()
-        memory["dema"] = torch.stack(double_ema(first, second, probs.max(dim=1).values.mean(), self.alpha))
-        return confident(probs, dynamic_thresholds(dema(memory["dema"], len(shares)), shares.to(probs)))
+        first, second = statistics["dema"].to(probs).unbind()
+        statistics["dema"] = torch.stack(double_ema(first, second, probs.max(dim=1).values.mean(), self.alpha))
+        return confident(probs, dynamic_thresholds(dema(statistics["dema"], len(shares)), shares.to(probs)))
 
 
 def double_ema(first: Tensor, second: Tensor, value: Tensor, decay: float) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, tensor_in, weights_in
 from tacit.methods.ddrfed.diffusion import denoising_loss, ema_decay, from_bytes
 from tacit.methods.ddrfed.generator import GDGM
-from tacit.nets.optimizer import descend
+from tacit.nets.optimizer import optimizer_step
 from tacit.nets.unet import UNet, require_diffusers
 from tacit.pieces.aggregate import residual
 from tacit.pieces.train import batches, weights_of
@@ -58,7 +58,7 @@ class Diffusion(GDGM, Method):
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         return [Task(client, {"unet": state["unet"]}) for client in hub.sample_clients()]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         net = self.unet(me.channels, task.weights("unet")).to(me.device).train()
         rate = me.scheduled(self.diffusion_lr)  # by the schedule of train.schedule
         optimizer = torch.optim.Adam(net.parameters(), lr=rate, fused=True)
@@ -68,7 +68,7 @@ class Diffusion(GDGM, Method):
             for which in batches(len(images), self.diffusion_batch, generator):
                 moved, label = augment_pipe(from_bytes(images[which]), generator, self.augment)
                 loss = denoising_loss(with_label(net, label), moved, generator)
-                descend(net, optimizer, loss, LARGEST_GRADIENT)
+                optimizer_step(net, optimizer, loss, LARGEST_GRADIENT)
                 total, steps = total + float(loss.detach()), steps + 1
         metrics = {"denoising_loss": total / max(steps, 1)}
         return Reply(send={"unet": weights_of(net)}, examples=len(images), metrics=metrics)
@@ -113,8 +113,8 @@ class Generation(GDGM, Method):
             hub.draw("generated", images[:100])
         return [Task(client, {"images": images[client :: hub.clients].clone()}) for client in range(hub.clients)]
 
-    def client_train(self, task: Task, kept: Payload, me: Client) -> Reply:
-        earlier = [tensor_in(kept, "generated")] if "generated" in kept else []
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
+        earlier = [tensor_in(memory, "generated")] if "generated" in memory else []
         dealt = torch.cat([*earlier, task.tensor("images").cpu()])
         return Reply(send={}, examples=len(dealt), keep={"generated": dealt}, metrics={"generated": len(dealt)})
 

@@ -52,7 +52,7 @@ function runHead(run) {
     ["accuracy", show(results.accuracy, "share")],
     ["AUC", show(results.auc, "share")],
     ["labels right", show(results.pseudo_accuracy, "share")],
-    ["labels kept", show(results.kept_ratio, "share")],
+    ["labels accepted", show(results.accepted_ratio, "share")],
     ["gap closed", results.gap_closed === undefined ? "–" : show(results.gap_closed, "share")],
     ["sent up", show(results.bytes_up, "bytes")],
     ["time", show(results.seconds, "seconds")],
@@ -233,7 +233,7 @@ function travelPlots(run, common) {
   // Often as much goes down as up: the second line is dashed, so that the first shows through.
   const line = (name, i) => ({ label: titleOf(name), slot: i === 1 ? 9 : i, steps, values: series[name] });
   const pairs = [
-    ["travel", "Bytes in a round", ["bytes_up", "bytes_down", "kept_bytes"], "bytes"],
+    ["travel", "Bytes in a round", ["bytes_up", "bytes_down", "memory_bytes"], "bytes"],
     ["clients", "Clients in a round", ["asked", "answered"], "number"],
   ];
   return pairs.flatMap(([key, title, names, unit]) => {

@@ -3,7 +3,7 @@
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from tacit.sites.relay import hand_over
+from tacit.sites.relay import send_request
 
 app = ClientApp()
 
@@ -12,4 +12,4 @@ app = ClientApp()
 def query(message: Message, context: Context) -> Message:
     from tacit.sites.envelope import from_record, to_record
 
-    return Message(to_record(hand_over(from_record(message.content))), reply_to=message)
+    return Message(to_record(send_request(from_record(message.content))), reply_to=message)

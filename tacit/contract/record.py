@@ -1,0 +1,77 @@
+"""The record of a round: every key that the engine writes, with its title and unit, in one place.
+
+The engine writes it, `hub.note` may not stand in its place, the report titles its figures by it, trackers count by it,
+and records of older versions are read through `upgraded`. What a method notes (`hub.note`) is added under its own name.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+Unit = Literal["share", "number", "bytes", "seconds", ""]  # "": not a figure
+
+
+class Key(NamedTuple):
+    """What is written under a key."""
+
+    title: str
+    unit: Unit = ""
+    section: str = ""  # of the report
+    in_summary: bool = False  # the reporting rule (best, last, last-10) is applied to it
+
+
+KEYS: dict[str, Key] = {
+    "stage": Key("the stage's name"),
+    "round": Key("the round within its stage, from 0"),
+    "step": Key("the round within the run, from 0"),
+    # On the test images.
+    "accuracy": Key("Accuracy on the test images", "share", "result", True),
+    "auc": Key("AUC on the test images", "share", "result", True),
+    "loss": Key("Loss on the test images", "number", "more", True),
+    "macro_f1": Key("Macro F1", "share", "more", True),
+    "balanced_accuracy": Key("Balanced accuracy", "share", "more", True),
+    "ece": Key("Calibration error (ECE)", "share", "more", True),
+    "per_class": Key("Accuracy by class", "share", "classes"),
+    "clients_accuracy": Key("Accuracy of what each client sent", "share", "classes"),
+    "clients_per_class": Key("Accuracy of what each client sent, by class", "share", "classes"),
+    # Of pseudo-labels, compared with the truth where that is known: in simulations.
+    "pseudo_accuracy": Key("Accepted pseudo-labels that are right", "share", "labels", True),
+    "accepted_ratio": Key("Pseudo-labels accepted", "share", "labels", True),
+    "pseudo_accuracy_by_class": Key("Accepted pseudo-labels that are right, by class given", "share", "classes"),
+    "accepted_ratio_by_class": Key("Pseudo-labels accepted, by class given", "share", "classes"),
+    "accepted_by_class": Key("How many are accepted, by class given", "number", "classes"),
+    # Who took part.
+    "asked": Key("Clients asked", "number", "travel"),
+    "answered": Key("Clients whose reply was used", "number", "travel"),
+    "refused": Key("whose reply was refused, and why"),
+    "skipped": Key("why the model stays as it was"),
+    "client_metrics": Key("what clients reported, by name, then by client"),
+    # What it cost.
+    "bytes_up": Key("Sent up, by all clients", "bytes", "travel"),
+    "bytes_down": Key("Sent down, to all clients", "bytes", "travel"),
+    "memory_bytes": Key("On the clients' disks", "bytes", "travel"),
+    "seconds": Key("Seconds in a round", "seconds", "time"),
+    "cpu_seconds": Key("CPU seconds in a round, all parties, evaluation aside", "seconds", "time"),
+    "phases": Key("seconds by phase"),
+    "cpu": Key("the type of CPU of the server's process"),
+}
+
+IN_SUMMARY = tuple(name for name, key in KEYS.items() if key.in_summary)
+CLIENT_LISTS = ("asked", "answered", "refused")  # their length is the figure
+
+# What earlier versions called them, in rounds.jsonl and summary.json. Runs are read for ever.
+OLD_NAMES = {
+    "kept_ratio": "accepted_ratio",
+    "kept_ratio_std": "accepted_ratio_std",
+    "kept_by_class": "accepted_by_class",
+    "kept_ratio_by_class": "accepted_ratio_by_class",
+    "kept_bytes": "memory_bytes",
+}
+
+
+def upgraded(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record or a summary with today's names, whichever version wrote it.
+
+    >>> upgraded({"round": 3, "kept_ratio": 0.5, "app_u": [1.0]})
+    {'round': 3, 'accepted_ratio': 0.5, 'app_u': [1.0]}
+    """
+    return {OLD_NAMES.get(name, name): value for name, value in record.items()}
