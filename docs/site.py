@@ -15,9 +15,30 @@ FIRST = ["index.md", "quick-start.md", "concepts.md", "evidence.md", "speed.md",
 GUIDES = ["data.md", "splits.md", "views.md", "nets.md", "compare.md", "trackers.md", "adding-a-method.md", "design.md"]
 # For people who write methods or use tacit from Python; the rest of the package is its own business.
 API = {
-    "Running and reading": ["tacit", "tacit.experiment", "tacit.record", "tacit.engine"],
-    "Comparing": ["tacit.lineup", "tacit.compare", "tacit.paired", "tacit.scale", "tacit.tables", "tacit.trackers"],
-    "Writing a method": ["tacit.method", "tacit.sides", "tacit.payload"],
+    "Running and reading": [
+        "tacit.api",
+        "tacit.inference.notebook",
+        "tacit.core.settings",
+        "tacit.config.resolve",
+        "tacit.runs.folder",
+        "tacit.engine.run",
+    ],
+    "Comparing": [
+        "tacit.compare.rows",
+        "tacit.compare.results",
+        "tacit.compare.t_test",
+        "tacit.compare.tables",
+        "tacit.config.scale",
+        "tacit.runs.trackers",
+    ],
+    "Writing a method": [
+        "tacit.contract.method",
+        "tacit.contract.parties",
+        "tacit.contract.kinds",
+        "tacit.contract.record",
+        "tacit.core.payload",
+        "tacit.methods",
+    ],
     "Data": ["tacit.data.dataset", "tacit.data.split", "tacit.data.federation", "tacit.data.sources"],
     "Nets": ["tacit.nets"],
 }

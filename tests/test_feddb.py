@@ -15,7 +15,7 @@ from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
 from tacit.core.payload import tensor_in, weights_in
 from tacit.data.federation import Federation
 from tacit.engine.run import run_experiment
-from tacit.methods.feddb import FedDB, cross_entropy_parts, descend_in_parts, parallel_batches
+from tacit.methods.feddb import FedDB, cross_entropy_parts, optimizer_step_in_parts, parallel_batches
 from tacit.nets.optimizer import sgd
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias
@@ -238,7 +238,7 @@ def test_the_gradient_of_parts_is_the_gradient_of_the_whole(chunk: int) -> None:
     losses = []
     for net, size in zip(nets, (0, chunk), strict=True):
         terms = cross_entropy_parts(net, images, labels, lambda part: part, size, scale=0.7)
-        losses.append(descend_in_parts(net, sgd(net, 0.5), terms, clip=0.1))
+        losses.append(optimizer_step_in_parts(net, sgd(net, 0.5), terms, clip=0.1))
     assert losses == pytest.approx([expected, expected])
     for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
         torch.testing.assert_close(one, other)

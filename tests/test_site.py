@@ -44,7 +44,10 @@ def test_the_references_are_made_from_the_code(site: Path) -> None:
     pieces = (site / "reference" / "api" / "pieces.html").read_text()
     for path in (ROOT / "tacit" / "pieces").glob("[a-z]*.py"):
         assert f'id="tacit.pieces.{path.stem}"' in pieces
-    assert 'id="tacit.method.Method.client_train"' in (site / "reference" / "api" / "writing-a-method.html").read_text()
+    assert (
+        'id="tacit.contract.method.Method.client_train"'
+        in (site / "reference" / "api" / "writing-a-method.html").read_text()
+    )
 
 
 def test_doctests_are_shown_as_code(site: Path) -> None:

@@ -100,7 +100,7 @@ def _result(
     labeled, _ = class_table(plan.split, np.asarray(plan.dataset.train_labels), len(description.classes))
     rows = []
     for number, name in enumerate(description.classes):
-        hits, own, said = int(confusion[number, number]), int(images[number]), int(confusion[:, number].sum())
+        hits, own, predicted = int(confusion[number, number]), int(images[number]), int(confusion[:, number].sum())
         bounds = " to ".join(f"{100 * bound:.0f}" for bound in wilson_interval(hits, own))
         rows.append(
             (
@@ -109,7 +109,7 @@ def _result(
                 f"{own:,}",
                 per_cent(hits / own) if own else "–",
                 f"{bounds} %" if own else "–",
-                per_cent(hits / said) if said else "–",
+                per_cent(hits / predicted) if predicted else "–",
             )
         )
     head = ("class", "labels trained on", "test images", "recognised", "95 % interval", "right when named")
@@ -120,8 +120,10 @@ def _result(
 def _confused(confusion: np.ndarray, classes: Sequence[str]) -> list[Text]:
     wrong = confusion * (1 - np.eye(len(confusion), dtype=confusion.dtype))
     worst = [divmod(int(place), len(wrong)) for place in np.argsort(-wrong, axis=None, kind="stable")[:3]]
-    said = [f"{markdown(classes[a])} taken for {markdown(classes[b])} ({wrong[a, b]})" for a, b in worst if wrong[a, b]]
-    return [Text(f"Most frequent mistakes: {', '.join(said)}.")] if said else []
+    mistakes = [
+        f"{markdown(classes[a])} taken for {markdown(classes[b])} ({wrong[a, b]})" for a, b in worst if wrong[a, b]
+    ]
+    return [Text(f"Most frequent mistakes: {', '.join(mistakes)}.")] if mistakes else []
 
 
 def _calibration(page: Document, figures: Mapping[str, Any], description: Description) -> None:
@@ -197,19 +199,23 @@ def _method(page: Document, plan: Plan) -> None:
 
 def _pseudo_labels(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) -> None:
     page.add(Heading("How pseudo-labels fared"))
-    told = [record for record in records if record.get("accepted_ratio") is not None]
-    if not told:
+    audited = [record for record in records if record.get("accepted_ratio") is not None]
+    if not audited:
         page.add(Text("The method gave none, or did not tell."))
         return
-    chosen = sorted({0, len(told) // 4, len(told) // 2, 3 * len(told) // 4, len(told) - 1})
+    chosen = sorted({0, len(audited) // 4, len(audited) // 2, 3 * len(audited) // 4, len(audited) - 1})
     rows = [
-        (f"{told[i]['stage']} {told[i]['round'] + 1}", per_cent(told[i]["accepted_ratio"]), per_cent(_right(told[i])))
+        (
+            f"{audited[i]['stage']} {audited[i]['round'] + 1}",
+            per_cent(audited[i]["accepted_ratio"]),
+            per_cent(_right(audited[i])),
+        )
         for i in chosen
     ]
     page.add(Table(("round", "accepted", "right, of those accepted"), rows))
-    if all(_right(record) is None for record in told):
+    if all(_right(record) is None for record in audited):
         page.add(Text("How many were right nobody can know: the images have no labels anywhere."))
-    kept = told[-1].get("accepted_by_class")
+    kept = audited[-1].get("accepted_by_class")
     if kept and sum(kept):
         shares = [
             f"{markdown(name)} {per_cent(n / sum(kept), 0)}" for name, n in zip(plan.dataset.classes, kept, strict=True)

@@ -72,9 +72,9 @@ def compare(
         for data in dict.fromkeys(job.experiment.data.name for job in missing):
             load_shown(data, screen)
     seen = survey(rows)
-    said = notes(blocks_of(rows), seen)
+    remarks = notes(blocks_of(rows), seen)
     if not quiet:
-        announce(rows, missing, said, screen)
+        announce(rows, missing, remarks, screen)
     again = command_again()
 
     def run(job: "PendingRun", label: str) -> None:
@@ -90,7 +90,7 @@ def compare(
             stopped = f"\nStopped. All finished rounds are saved in {runs}. To go on:\n  {again}"
             screen.print(stopped)
             raise typer.Exit(130) from None
-    show(rows, seen, said, form, out, screen, quiet)
+    show(rows, seen, remarks, form, out, screen, quiet)
 
 
 def command_again() -> str:
@@ -98,11 +98,11 @@ def command_again() -> str:
     return shlex.join(["tacit", *sys.argv[1:]])
 
 
-def announce(rows: "list[Row]", missing: "list[PendingRun]", said: list[str], screen: SafeConsole) -> None:
+def announce(rows: "list[Row]", missing: "list[PendingRun]", remarks: list[str], screen: SafeConsole) -> None:
     """Before the work: what there is to do, and in what the rows are not on a par."""
     jobs, to_do = sum(len(row.jobs) for row in rows), len(missing)
     screen.print(f"{len(rows)} rows, {jobs} runs: {jobs - to_do} finished, {to_do} to do.")
-    for note in said:
+    for note in remarks:
         screen.print(noted(note))
 
 
@@ -114,7 +114,7 @@ def _marked(sheet: "Sheet") -> "Sheet":
 def show(
     rows: "list[Row]",
     seen: "Survey",
-    said: list[str],
+    remarks: list[str],
     form: Format,
     out: Path | None,
     screen: SafeConsole,
@@ -126,10 +126,10 @@ def show(
     from tacit.core.payload import write_atomically
 
     blocks = results(rows, seen)
-    sheet = tables.sheet(blocks, notes=said)
+    sheet = tables.sheet(blocks, notes=remarks)
     if form != "console":
         if form in ("csv", "json"):
-            figures = tables.records(blocks, said)
+            figures = tables.records(blocks, remarks)
             text = tables.csv_text(figures) if form == "csv" else tables.json_text(figures)
         else:
             text = tables.markdown(_marked(sheet)) if form == "markdown" else tables.latex(sheet)

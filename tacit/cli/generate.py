@@ -52,8 +52,8 @@ def report_score(
     """How good images are, on the screen and as score.json."""
     scores, space, half = score_images(images, untrained, dataset, seed)
     show_scores(scores, space, half, screen)
-    told = {"features": space.name, "real": half, "count": len(images), "scores": scores}
-    write_atomically(target / "score.json", (json.dumps(told, indent=2) + "\n").encode())
+    report = {"features": space.name, "real": half, "count": len(images), "scores": scores}
+    write_atomically(target / "score.json", (json.dumps(report, indent=2) + "\n").encode())
 
 
 def show_scores(scores: dict[str, dict[str, float]], space: FeatureSpace, real: int, screen: SafeConsole) -> None:

@@ -66,14 +66,14 @@ def show_figures(figures: dict[str, Any], console: SafeConsole) -> None:
     table = Table("class", "images", "recognised", "right when named", "most often taken for")
     for number, name in enumerate(figures["classes"]):
         own, hits = sum(confusion[number]), confusion[number][number]
-        said = sum(row[number] for row in confusion)
+        predicted = sum(row[number] for row in confusion)
         wrong = [0 if other == number else count for other, count in enumerate(confusion[number])]
         worst = max(range(len(wrong)), key=wrong.__getitem__)
         table.add_row(
             safe(name),
             f"{own:,}",
             f"{100 * hits / own:.1f} %" if own else "–",
-            f"{100 * hits / said:.1f} %" if said else "–",
+            f"{100 * hits / predicted:.1f} %" if predicted else "–",
             f"{safe(figures['classes'][worst])} ({wrong[worst]})" if wrong[worst] else "–",
         )
     console.print(table)

@@ -225,10 +225,10 @@ def net_of(experiment: Experiment) -> str:
 
 def notes(blocks: Sequence[Sequence[Row]], seen: Survey) -> list[str]:
     """In what the rows are not on a par, in sentences: known before the work starts, and kept with the table."""
-    said = []
+    remarks = []
     if len(blocks) > 1:
         how = sorted({key for block in blocks[1:] for key in unlike_keys(blocks[0][0], block[0])})
-        said.append(
+        remarks.append(
             f"The rows are {len(blocks)} different problems (they differ in {', '.join(how)}): each is compared within "
             "itself only."
         )
@@ -240,10 +240,12 @@ def notes(blocks: Sequence[Sequence[Row]], seen: Survey) -> list[str]:
             for row in block:
                 groups.setdefault(describe(word, row, first, seen), []).append(row.label)
             listing = "; ".join(f"{text}: {listed(labels)}" for text, labels in groups.items())
-            said.append(f"Not the same {word}{where}. {listing[0].upper()}{listing[1:]}.")
+            remarks.append(f"Not the same {word}{where}. {listing[0].upper()}{listing[1:]}.")
     for text, labels in scales_of(blocks).items():
-        said.append(f"Reduced {text} ({listed(labels)}). Numbers of papers are for the full scale, not to be reached.")
-    return said
+        remarks.append(
+            f"Reduced {text} ({listed(labels)}). Numbers of papers are for the full scale, not to be reached."
+        )
+    return remarks
 
 
 def setting_of(block: Sequence[Row], seen: Survey) -> str:

@@ -74,13 +74,13 @@ def make_rows(
     for source in chosen([source for name in names for source in sources_of(name)], only):
         given = read_toml(source.path)
         experiment = resolve(given, settings)
-        said = ""
+        reduction = ""
         if source.run is not None:
             check_unchanged(source.run, experiment, scale)
         else:
-            experiment, said = scaled(experiment, scale, fixed=flatten(settings))
+            experiment, reduction = scaled(experiment, scale, fixed=flatten(settings))
         key = identity(experiment, with_seed=False)
-        row = rows.setdefault(key, Row(source.name, (), said))
+        row = rows.setdefault(key, Row(source.name, (), reduction))
         new = PendingRun(experiment, source.run or run_folder(runs, source.name, experiment))
         rows[key] = Row(row.label, distinct([*row.jobs, new]), row.scale)
     return short_labels([with_seeds(row, seeds or 1, runs) for row in rows.values()])

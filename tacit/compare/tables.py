@@ -113,16 +113,18 @@ def legend(blocks: Sequence[Sequence[Result]], heads: Sequence[str]) -> list[str
     rules = sorted({result.experiment.reporting for result in everything})
     rule = {"best": "of the best round", "last": "of the last round", "last-10": "mean of the last ten rounds"}
     which = " or ".join(rule[one] for one in rules)
-    said = [f"Accuracy and AUC in per cent, {which}; mean ± standard deviation over seeds."]
+    remarks = [f"Accuracy and AUC in per cent, {which}; mean ± standard deviation over seeds."]
     if "gap closed" in heads:
-        said.append("Gap closed: the way from the lower bound (the labels alone) to the upper one (all labels).")
+        remarks.append("Gap closed: the way from the lower bound (the labels alone) to the upper one (all labels).")
     if "vs first" in heads:
         say_p = f"; p: {TEST}, not corrected for the number of rows" if "p" in heads else ""
-        said.append(f"Vs first: points of accuracy against the first row, same seeds and splits{say_p}.")
+        remarks.append(f"Vs first: points of accuracy against the first row, same seeds and splits{say_p}.")
     sources = dict.fromkeys(result.experiment.paper.source for result in everything if _paper(result) != NOTHING)
     if sources:
-        said.append(f"Paper: {'; '.join(source or 'source not given' for source in sources)}. Ours is at 'our scale'.")
-    return said
+        remarks.append(
+            f"Paper: {'; '.join(source or 'source not given' for source in sources)}. Ours is at 'our scale'."
+        )
+    return remarks
 
 
 # --- Forms ------------------------------------------------------------------------------------------------

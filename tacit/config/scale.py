@@ -30,7 +30,7 @@ class Scaled(NamedTuple):
     """A smaller experiment, and what was done to it in words ('' at full scale)."""
 
     experiment: Experiment
-    said: str
+    reduction: str
 
 
 def fraction_of(scale: str) -> float:
@@ -40,7 +40,7 @@ def fraction_of(scale: str) -> float:
     (0.1, 0.2)
     >>> fraction_of("tent")
     Traceback (most recent call last):
-    tacit.errors.TacitError: --scale 'tent' is not a scale. Did you mean 'tenth'? Write one of full, ...
+    tacit.core.errors.TacitError: --scale 'tent' is not a scale. Did you mean 'tenth'? Write one of full, ...
     """
     try:
         fraction = NAMED[scale] if scale in NAMED else float(scale)
@@ -66,10 +66,10 @@ def part(count: int, fraction: float) -> int:
 def scaled(experiment: Experiment, scale: str, fixed: Collection[str] = ()) -> Scaled:
     """The experiment at a scale; settings in `fixed` (those of --set) stay as they are.
 
-    >>> small, said = scaled(resolve({"data.name": "cifar10", "net.name": "wrn-28-8", "rounds": 800}), "tenth")
+    >>> small, reduction = scaled(resolve({"data.name": "cifar10", "net.name": "wrn-28-8", "rounds": 800}), "tenth")
     >>> small.data.subset, small.data.labels, small.rounds, small.net.name
     (5000, 10, 80, 'wrn-28-3')
-    >>> said
+    >>> reduction
     'scale 0.1: 5,000 of 50,000 training images, 10 of 50 labels (one a class at least), 80 of 800 rounds,
     wrn-28-3 for wrn-28-8'
     """
@@ -96,13 +96,13 @@ def scaled(experiment: Experiment, scale: str, fixed: Collection[str] = ()) -> S
         del smaller["data.labels"]
     before = {**flatten(experiment.to_dict()), "data.subset": images}
     changed = {key: pair for key, pair in smaller.items() if key not in fixed and pair[0] != before[key]}
-    said = [f"{new if isinstance(new, str) else format(new, ',')} {of}" for new, of in changed.values() if of]
-    text = f"scale {fraction:g}: {', '.join(said)}"
-    told = {"title": f"{experiment.title} [{text}]".strip()}
+    reduction = [f"{new if isinstance(new, str) else format(new, ',')} {of}" for new, of in changed.values() if of]
+    text = f"scale {fraction:g}: {', '.join(reduction)}"
+    described = {"title": f"{experiment.title} [{text}]".strip()}
     if experiment.paper.source:  # the published number must not be taken for one at this scale
         theirs = f"at full scale: {images:,} images, {experiment.rounds} rounds, {experiment.net.name}"
-        told["paper.source"] = f"{experiment.paper.source}, {theirs}"
-    return Scaled(resolve(experiment.to_dict(), {key: new for key, (new, _) in changed.items()}, told), text)
+        described["paper.source"] = f"{experiment.paper.source}, {theirs}"
+    return Scaled(resolve(experiment.to_dict(), {key: new for key, (new, _) in changed.items()}, described), text)
 
 
 def lengths(method: Mapping[str, Any]) -> dict[str, int]:

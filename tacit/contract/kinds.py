@@ -84,7 +84,7 @@ def parse(text: str) -> Kind:
     (Kind(word='distribution', shape=('K',), dtype=torch.float32, due=''), 'labeled', [10, 3])
     >>> parse("wieghts")
     Traceback (most recent call last):
-    tacit.errors.TacitError: A method declares 'wieghts', ... Did you mean 'weights'? ...
+    tacit.core.errors.TacitError: A method declares 'wieghts', ... Did you mean 'weights'? ...
     """
     form = _FORM.fullmatch(text)
     words = [*GROUPS, *NUMBERS, *SHAPED]

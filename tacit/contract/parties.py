@@ -246,10 +246,10 @@ class Client(Side):
         In a simulation the evaluator compares them with the truth, for the record; nothing comes back. Labels told
         under a name were not learned: they give a figure of their own (`local` → `local_label_accuracy`).
         """
-        told = self.labelling.named.setdefault(name, Labelling()) if name else self.labelling
-        told.index.append(index.detach().cpu())
-        told.label.append(label.detach().cpu())
-        told.accepted.append(accepted.detach().cpu())
+        labelling = self.labelling.named.setdefault(name, Labelling()) if name else self.labelling
+        labelling.index.append(index.detach().cpu())
+        labelling.label.append(label.detach().cpu())
+        labelling.accepted.append(accepted.detach().cpu())
 
 
 def plain(value: Any) -> Any:

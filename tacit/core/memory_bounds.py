@@ -25,7 +25,7 @@ def check_memory(needed: int, what: str, instead: str) -> None:
 
     >>> check_memory(10**18, "A net", "Write a smaller one.")
     Traceback (most recent call last):
-    tacit.errors.TacitError: A net would take 1.0 EB of memory; this machine has ... Write a smaller one.
+    tacit.core.errors.TacitError: A net would take 1.0 EB of memory; this machine has ... Write a smaller one.
     """
     if needed > (there := machine_memory()):
         raise TacitError(

@@ -15,7 +15,7 @@ def find_source(name: str) -> Source:
     (50000, 10000)
     >>> find_source("cifar")
     Traceback (most recent call last):
-    tacit.errors.TacitError: There is no data set 'cifar'... Did you mean 'cifar10'?...
+    tacit.core.errors.TacitError: There is no data set 'cifar'... Did you mean 'cifar10'?...
     """
     if name in SOURCES:
         return SOURCES[name]

@@ -96,7 +96,7 @@ def _refuse_unguarded(address: str, md5: str) -> None:
     >>> _refuse_unguarded("https://example.org/x", "")
     >>> _refuse_unguarded("http://example.org/x", "")
     Traceback (most recent call last):
-    tacit.errors.TacitError: http://example.org/x is not fetched: ...
+    tacit.core.errors.TacitError: http://example.org/x is not fetched: ...
     """
     parts = urllib.parse.urlsplit(address)
     local = parts.hostname in ("127.0.0.1", "localhost", "::1")

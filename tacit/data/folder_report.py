@@ -134,23 +134,23 @@ class FolderReport:
 
     def remarks(self, size: int) -> list[str]:
         """What is done to good images, which a reader of results should know."""
-        said = list(self.notes)
+        remarks = list(self.notes)
         if self.grey and self.colour:
-            said.append(f"grey ({self.grey}) and colour ({self.colour}) images are mixed: all become RGB")
+            remarks.append(f"grey ({self.grey}) and colour ({self.colour}) images are mixed: all become RGB")
         if set(self.sizes) - {(size, size)}:
             common = ", ".join(f"{w}×{h} ({number})" for (w, h), number in self.sizes.most_common(3))
             more = ", …" if len(self.sizes) > 3 else ""
-            said.append(f"sizes are {common}{more}: {RULE.format(size=size)}")
+            remarks.append(f"sizes are {common}{more}: {RULE.format(size=size)}")
         if self.ignored:
-            said.append(f"not read: {', '.join(map(safe, self.ignored))}")
+            remarks.append(f"not read: {', '.join(map(safe, self.ignored))}")
         if disputed := self.disputed:
-            said.append(f"the same picture under two labels ({len(disputed)})")
+            remarks.append(f"the same picture under two labels ({len(disputed)})")
         untrained = [name for name in self.classes if not self.counts("train")[name]]
         if untrained:
-            said.append(f"only in the test set: {_few(untrained)}")
+            remarks.append(f"only in the test set: {_few(untrained)}")
         if not self.has_test:
-            said.append(NO_TEST_SET)
-        return said
+            remarks.append(NO_TEST_SET)
+        return remarks
 
     @property
     def quarrels(self) -> list[str]:

@@ -144,8 +144,8 @@ def _run(
                 process.kill()
                 process.wait()
     if process.returncode:
-        said = [line.strip() for line in words.read_text(errors="replace").splitlines() if line.strip()]
-        last = next((line for line in said if "error" in line.lower() or line.startswith("E:")), "".join(said[-1:]))
+        lines = [line.strip() for line in words.read_text(errors="replace").splitlines() if line.strip()]
+        last = next((line for line in lines if "error" in line.lower() or line.startswith("E:")), "".join(lines[-1:]))
         raise TacitError(f"{Path(command[0]).name} failed: {last[:300]}")
 
 

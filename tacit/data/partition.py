@@ -147,7 +147,7 @@ def check_shards(clients: int, shards: int, classes: int) -> None:
     >>> check_shards(10, 2, 10)
     >>> check_shards(7, 2, 10)
     Traceback (most recent call last):
-    tacit.errors.TacitError: 7 clients × 2 shards are 14 pieces, which 10 classes cannot share evenly. Write
+    tacit.core.errors.TacitError: 7 clients × 2 shards are 14 pieces, which 10 classes cannot share evenly. Write
     clients = 5 or clients = 10, or shards = 10.
     """
     if classes == 0 or (clients * shards) % classes == 0:

@@ -134,7 +134,7 @@ def check(settings: Data, train_images: int, classes: int, labeled: int = 0) -> 
 
     >>> check(Data(placement="server", labels=5), 1000, 10)
     Traceback (most recent call last):
-    tacit.errors.TacitError: labels = 5, but a labelled pool needs an image of each of the 10 classes. Write
+    tacit.core.errors.TacitError: labels = 5, but a labelled pool needs an image of each of the 10 classes. Write
     labels = 10 or more.
     """
     if settings.split:

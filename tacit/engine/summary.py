@@ -84,16 +84,17 @@ def by_client(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]
 
     A client that had several tasks (one a group) tells their mean.
 
-    >>> told = [(3, 1.0), (3, 2.0), (4, math.nan), (5, math.inf), (5, -math.inf), (6, 1e308), (6, 1e308)]
-    >>> replies = [Reply(send={}, examples=1, metrics={"loss": loss}, client=client) for client, loss in told]
+    >>> from tacit.contract.method import Reply
+    >>> values = [(3, 1.0), (3, 2.0), (4, math.nan), (5, math.inf), (5, -math.inf), (6, 1e308), (6, 1e308)]
+    >>> replies = [Reply(send={}, examples=1, metrics={"loss": loss}, client=client) for client, loss in values]
     >>> by_client([Outcome(reply, None, 0.0) for reply in replies])
     {'loss': {'3': 1.5, '4': None, '5': None, '6': None}}
     """
-    told: dict[str, dict[str, list[float]]] = {}
+    values: dict[str, dict[str, list[float]]] = {}
     for outcome in outcomes:
         for name, value in {**outcome.reply.metrics, **accuracies(outcome.audit or {})}.items():
-            told.setdefault(name, {}).setdefault(str(outcome.reply.client), []).append(float(value))
-    means = {name: {who: sum(all_) / len(all_) for who, all_ in each.items()} for name, each in told.items()}
+            values.setdefault(name, {}).setdefault(str(outcome.reply.client), []).append(float(value))
+    means = {name: {who: sum(all_) / len(all_) for who, all_ in each.items()} for name, each in values.items()}
     return {name: {who: x if math.isfinite(x) else None for who, x in each.items()} for name, each in means.items()}
 
 

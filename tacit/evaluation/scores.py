@@ -27,15 +27,15 @@ def _plain(value: float | list[float]) -> float | list[float | None] | None:
 def audit(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list[float]] | None:
     """Compare the pseudo-labels that a client told of with the truth: counts [K] by the class that was given.
 
-    >>> told = Labelling([torch.tensor([0, 1, 2])], [torch.tensor([1, 1, 0])], [torch.tensor([True, True, False])])
-    >>> audit(told, torch.tensor([1, 0, 0]), 2)
+    >>> labelling = Labelling([torch.tensor([0, 1, 2])], [torch.tensor([1, 1, 0])], [torch.tensor([True, True, False])])
+    >>> audit(labelling, torch.tensor([1, 0, 0]), 2)
     {'seen': [1.0, 2.0], 'accepted': [0.0, 2.0], 'right': [0.0, 1.0], 'known': [0.0, 2.0]}
-    >>> sorted(audit(Labelling(named={"local": told}), torch.tensor([1, 0, 0]), 2))
+    >>> sorted(audit(Labelling(named={"local": labelling}), torch.tensor([1, 0, 0]), 2))
     ['local:accepted', 'local:known', 'local:right', 'local:seen']
     """
     counts = _counts(labelling, truth, classes)
-    for name, told in labelling.named.items():
-        counts |= {f"{name}:{what}": count for what, count in _counts(told, truth, classes).items()}
+    for name, named in labelling.named.items():
+        counts |= {f"{name}:{what}": count for what, count in _counts(named, truth, classes).items()}
     return counts or None
 
 
@@ -78,11 +78,11 @@ def sum_up(audits: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
     {'pseudo_accuracy': 0.5, 'accepted_ratio': 0.4, 'pseudo_accuracy_by_class': [None, 0.5],
     'accepted_by_class': [0.0, 2.0], 'accepted_ratio_by_class': [0.0, 0.5]}
     """
-    told: dict[str, list[Sequence[float]]] = {}
+    collected: dict[str, list[Sequence[float]]] = {}
     for counts in audits:
         for key, count in counts.items():
-            told.setdefault(key, []).append(count)
-    total = {key: torch.tensor(counts, dtype=torch.float64).sum(dim=0) for key, counts in told.items()}
+            collected.setdefault(key, []).append(count)
+    total = {key: torch.tensor(counts, dtype=torch.float64).sum(dim=0) for key, counts in collected.items()}
     result: dict[str, Any] = {}
     if "seen" in total:
         right, known = total["right"], total["known"]

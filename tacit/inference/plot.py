@@ -21,12 +21,12 @@ def plot_run(run: Run) -> Any:
     if not rounds:
         raise TacitError(f"No round of the run in {run.folder} is finished, so there is nothing to plot.")
     step = np.arange(1, len(rounds) + 1)
-    told = any(record.get("accepted_ratio") is not None for record in rounds)
-    figure = Figure(figsize=(4.5 * (2 + told), 3.6), layout="constrained")
-    panels = figure.subplots(1, 2 + told)
+    audited = any(record.get("accepted_ratio") is not None for record in rounds)
+    figure = Figure(figsize=(4.5 * (2 + audited), 3.6), layout="constrained")
+    panels = figure.subplots(1, 2 + audited)
     _lines(panels[0], step, rounds, {"accuracy": "accuracy", "AUC": "auc", "balanced accuracy": "balanced_accuracy"})
     panels[0].set_title("test images")
-    if told:
+    if audited:
         _lines(panels[1], step, rounds, {"accepted": "accepted_ratio", "right, of those accepted": "pseudo_accuracy"})
         panels[1].set_title("pseudo-labels")
     _by_class(panels[-1], step, rounds, _class_names(run))

@@ -110,7 +110,7 @@ class FedDB(Method):
                 guessed = cross_entropy_parts(
                     model, accepted_images[j], guess[j], strong, chunk, self.weight * share
                 )  # Eq. 4
-                losses.append(descend_in_parts(model, optimizer, chain(known, guessed), me.train.clip))  # Eq. 6
+                losses.append(optimizer_step_in_parts(model, optimizer, chain(known, guessed), me.train.clip))  # Eq. 6
 
         momentum = momentum_of(model, optimizer) if self.keep_momentum else {}
         traced = {"app_u_before": before.cpu()} if self.trace else {}
@@ -199,14 +199,14 @@ def cross_entropy_parts(
             yield F.cross_entropy(logits, labels[part], reduction="sum") * (scale / len(labels))
 
 
-def descend_in_parts(
+def optimizer_step_in_parts(
     model: nn.Module, optimizer: torch.optim.Optimizer, losses: Iterable[Tensor], clip: float = 0.0
 ) -> float:
     """One step down the gradient of a sum of losses, each dropped before the next is made. Returns the sum.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = net.weight.data.fill_(1.0)
-    >>> descend_in_parts(net, torch.optim.SGD(net.parameters(), lr=0.1), (net.weight.sum() * k for k in (1, 2)))
+    >>> optimizer_step_in_parts(net, torch.optim.SGD(net.parameters(), lr=0.1), (net.weight.sum() * k for k in (1, 2)))
     3.0
     >>> round(net.weight.item(), 4)                                             # 1 − 0.1 · (1 + 2)
     0.7

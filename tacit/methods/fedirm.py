@@ -102,8 +102,8 @@ class FedIRM(Method):
         examples = [party.examples for party in parties]
         alike = shares([float(n > 0) for n in examples])
         ways = {"alike": alike, "half": labeled_shares(examples, labeled, 0.5), "examples": shares(examples)}
-        told = [party.tensor("relation") for party in parties if "relation" in party.send]
-        relation = mean_relation(told, hub.classes)  # labelled parties alike, class by class
+        relations = [party.tensor("relation") for party in parties if "relation" in party.send]
+        relation = mean_relation(relations, hub.classes)  # labelled parties alike, class by class
         known = known_rows(relation)[:, None]  # of a class that nobody told about now, what was told last stays
         relation = torch.where(known, relation, tensor_in(state, "relation"))
         hub.note(party_weights=ways[self.weigh], relation_diagonal=relation.diagonal())
@@ -117,8 +117,8 @@ class FedIRM(Method):
         for loss in own.losses(model, self.labeled_epochs or side.epochs):
             optimizer_step(model, optimizer, loss, side.train.clip)
             losses.append(float(loss.detach()))
-        told: Payload = {"model": side.weights(model), "relation": own.relation(side.classes)}
-        return Reply(send=told, examples=len(own.labels), metrics={"loss": sum(losses) / max(len(losses), 1)})
+        send: Payload = {"model": side.weights(model), "relation": own.relation(side.classes)}
+        return Reply(send=send, examples=len(own.labels), metrics={"loss": sum(losses) / max(len(losses), 1)})
 
     def learn(self, weights: Weights, teacher: Weights, relation: Tensor, me: Client) -> Reply:
         """An unlabelled client's round: near to its teacher, and classes related as at the labelled parties."""
@@ -144,8 +144,8 @@ class FedIRM(Method):
         loss, _ = learn_with_teacher(
             model, slow, chain.from_iterable(epochs), loss_of, optimizer=optimizer, clip=clip, decays=repeat(self.decay)
         )
-        told: Payload = {"relation": own.relation(me.classes)} if len(own.labels) else {}
-        send, held = {"model": me.weights(model), **told}, len(own.labels) + len(images)
+        send: Payload = {"relation": own.relation(me.classes)} if len(own.labels) else {}
+        send, held = {"model": me.weights(model), **send}, len(own.labels) + len(images)
         return Reply(send=send, examples=held, keep={"teacher": weights_of(slow)}, metrics={"loss": loss})
 
     def _labels(self, side: Side) -> "RelatedLabels":

@@ -131,8 +131,8 @@ class FedMatch(Method):
         """What the helpers say of this client's images, with this client's sigma and their psi; fixed for the round."""
         sigma, images = task.weights("sigma"), me.shard.unlabeled
         others = unstacked(task.weights("helpers")) if "helpers" in task.send else []
-        said = [me.predict(me.model(joined(sigma, psi)), images) for psi in others]
-        helpers = torch.stack(said) if said else torch.zeros(0, len(images), me.classes, device=me.device)
+        predictions = [me.predict(me.model(joined(sigma, psi)), images) for psi in others]
+        helpers = torch.stack(predictions) if predictions else torch.zeros(0, len(images), me.classes, device=me.device)
         return advice_of(helpers, self.threshold, me.predict(model, images) if self.debias else None)
 
     def _learn_labels(self, sigma: Weights, psi: Weights, side: Client | Hub) -> Weights:

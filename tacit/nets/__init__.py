@@ -100,7 +100,7 @@ def outline(
 
     >>> outline("cnn-99999999999", classes=10, channels=1, size=28)
     Traceback (most recent call last):
-    tacit.errors.TacitError: The weights of net 'cnn-99999999999' would take ... EB of memory; ...
+    tacit.core.errors.TacitError: The weights of net 'cnn-99999999999' would take ... EB of memory; ...
     """
     check_choice("norm", norm, get_args(Norm))
     check_choice("bn", bn, get_args(BatchNormPolicy))

@@ -91,7 +91,7 @@ def give_momentum(model: nn.Module, optimizer: SGD, momentum: dict[str, Tensor])
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> first = sgd(net, lr=0.1)
-    >>> descend(net, first, net.weight.sum())
+    >>> optimizer_step(net, first, net.weight.sum())
     >>> second = sgd(net, lr=0.1)
     >>> give_momentum(net, second, momentum_of(net, first))
     >>> momentum_of(net, second)

@@ -215,10 +215,10 @@ def _cube(name: str, records: Sequence[Record], classes: Sequence[str], count: i
 
 def _by_client(records: Sequence[Record], cells: int) -> dict[str, dict[str, Any]]:
     """What clients told of themselves, as clients × rounds."""
-    told = [(record["step"], record.get("client_metrics") or {}) for record in records]
+    metrics = [(record["step"], record.get("client_metrics") or {}) for record in records]
     found = {}
-    for name in dict.fromkeys(name for _, metrics in told for name in metrics):
-        there = [(step, {int(k): v for k, v in metrics[name].items()}) for step, metrics in told if name in metrics]
+    for name in dict.fromkeys(name for _, metrics in metrics for name in metrics):
+        there = [(step, {int(k): v for k, v in metrics[name].items()}) for step, metrics in metrics if name in metrics]
         found[name] = _as_grid([step for step, _ in there], [entry for _, entry in there], "client", (), cells)
     return found
 

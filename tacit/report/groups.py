@@ -39,8 +39,10 @@ def _labels(firsts: Sequence[Mapping[str, Any]]) -> list[str]:
     labels = []
     for name, own in zip(names, settings, strict=True):
         rivals = [other for rival, other in zip(names, settings, strict=True) if rival == name]
-        told = [f"{key.removesuffix('.name').rpartition('.')[2]}={own.get(key, '–')}" for key in telling_keys(rivals)]
-        labels.append(f"{name} ({', '.join(told)})" if told else name)
+        differing = [
+            f"{key.removesuffix('.name').rpartition('.')[2]}={own.get(key, '–')}" for key in telling_keys(rivals)
+        ]
+        labels.append(f"{name} ({', '.join(differing)})" if differing else name)
     return [
         label if labels.count(label) == 1 else f"{label} [{run['name']}]"
         for label, run in zip(labels, firsts, strict=True)

@@ -52,8 +52,8 @@ class PageServer(ThreadingHTTPServer):
         """What there is now, and a tag that changes when it does."""
         with self._one_at_a_time:
             data = self.collector.collect()
-        told = json.dumps({key: value for key, value in data.items() if key != "made"}, sort_keys=True)
-        return data, f'"{hashlib.sha256(told.encode()).hexdigest()[:16]}"'
+        content = json.dumps({key: value for key, value in data.items() if key != "made"}, sort_keys=True)
+        return data, f'"{hashlib.sha256(content.encode()).hexdigest()[:16]}"'
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is no error; all else is told."""

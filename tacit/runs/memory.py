@@ -32,7 +32,7 @@ Version = tuple[StepWave, Path]
 def version_of(file: str) -> tuple[str, StepWave] | None:
     """The name and the moment of a version, from its file's name; None for a file that is no version.
 
-    >>> moment_of("local@3-0.safetensors"), moment_of("notes.txt")
+    >>> version_of("local@3-0.safetensors"), version_of("notes.txt")
     (('local', (3, 0)), None)
     """
     match = _FILE.fullmatch(file)

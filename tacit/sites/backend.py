@@ -248,16 +248,16 @@ class Grid:
     def __init__(self, grid: Any, insecure: bool = False) -> None:
         self.grid = grid
         self.insecure = insecure  # no keys, on this machine only: sites are believed who they say they are
-        self._told: dict[int, str] = {}
+        self._names: dict[int, str] = {}
 
     def online(self) -> dict[str, int]:
         """The node of every site that is there now."""
         nodes = [node for node in self.grid.get_nodes() if node.status in ("", "online")]
         if self.insecure:
-            new = [node.node_id for node in nodes if node.node_id not in self._told]
+            new = [node.node_id for node in nodes if node.node_id not in self._names]
             answers = self._exchange(dict.fromkeys(new, WHO), 30.0, lambda node: None)
-            self._told |= {node: _name(data) for node, data in answers.items() if isinstance(data, bytes)}
-            return {self._told[node.node_id]: node.node_id for node in nodes if node.node_id in self._told}
+            self._names |= {node: _name(data) for node, data in answers.items() if isinstance(data, bytes)}
+            return {self._names[node.node_id]: node.node_id for node in nodes if node.node_id in self._names}
         return {node.name: node.node_id for node in nodes if node.name}
 
     def ask(

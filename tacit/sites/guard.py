@@ -279,8 +279,8 @@ def _from_here(scope: Scope) -> bool:
 
 async def _read(receive: Any, headers: Mapping[str, str], largest: int) -> bytes:
     """The whole message, if it is not too long, however it is sent."""
-    told = headers.get("content-length", "0")
-    if not (told.isascii() and told.isdecimal()) or int(told[:20]) > largest:
+    length = headers.get("content-length", "0")
+    if not (length.isascii() and length.isdecimal()) or int(length[:20]) > largest:
         raise Refused(413, f"tacit: a message of more than {largest} bytes")
     body = bytearray()
     while True:

@@ -134,11 +134,11 @@ def serve(home: ServerHome, say: Say, stop: threading.Event) -> None:
 
 def _strangers(say: Say) -> Callable[[str], None]:
     """Tell of callers with an unknown key, at most once a minute."""
-    told = [-60.0]
+    announced = [-60.0]
 
     def hear(line: str) -> None:
-        if UNKNOWN_KEY in line and time.monotonic() > told[0] + 60:
-            told[0] = time.monotonic()
+        if UNKNOWN_KEY in line and time.monotonic() > announced[0] + 60:
+            announced[0] = time.monotonic()
             say("Somebody with a key that is not registered tried to join and was refused.")
 
     return hear
@@ -253,11 +253,11 @@ def _watch(child: Child, home: SiteHome, say: Say, stop: threading.Event) -> boo
 
 def _wait_for_server(home: SiteHome, say: Say, stop: threading.Event) -> None:
     """Until somebody listens at the server's address; Flower's process is not started in vain."""
-    told = False
+    announced = False
     while not stop.is_set() and not answers(home.server, 10.0):
-        if not told:
+        if not announced:
             say(f"Waiting for the server at {home.server}: nobody listens there yet.")
-            told = True
+            announced = True
         stop.wait(2.0)
 
 
@@ -337,13 +337,13 @@ def submit(home: ServerHome, job: Job, say: Say) -> JobLog:
 
     needs_flower()
     end = time.monotonic() + job.wait
-    start, told = f"tacit site serve --home {home.folder}", False
+    start, announced = f"tacit site serve --home {home.folder}", False
     while not answers(home.local_address):
         if time.monotonic() > end:
             raise TacitError(f"Nobody listens on {home.local_address}. Start the server first: {start}")
-        if not told:
+        if not announced:
             say(f"Waiting for the server on {home.local_address}. If it does not run yet: {start}")
-            told = True
+            announced = True
         time.sleep(1.0)
     name = leave_job(home.folder, job)
     control = Control(home)

@@ -150,12 +150,12 @@ def run_job(name: str, grid: Any) -> None:
 
 def wait_for(grid: Grid, sites: Sequence[str], wait: float, job_log: JobLog) -> None:
     """Until every site is there; whom it waits for is told."""
-    end, told = time.monotonic() + wait, ""
+    end, announced = time.monotonic() + wait, ""
     while missing := sorted(set(sites) - grid.online().keys(), key=sites.index):
         text = f"waiting for {', '.join(missing)}"
-        if text != told:
+        if text != announced:
             job_log.write(say=text)
-            told = text
+            announced = text
         if time.monotonic() > end:
             raise TacitError(
                 f"The run did not start: {', '.join(missing)} did not join within {wait:g} s. Let them run `tacit "
@@ -202,8 +202,8 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
 
 def _other_sizes(roster: Roster, federated: Federated) -> list[str]:
     """Sites whose number of images is another than when the run began."""
-    told = zip(roster.sites, roster.images or (), federated.images or (), strict=False)
-    return [f"{name} registered {old} images at first, and {new} now" for name, old, new in told if old != new]
+    announced = zip(roster.sites, roster.images or (), federated.images or (), strict=False)
+    return [f"{name} registered {old} images at first, and {new} now" for name, old, new in announced if old != new]
 
 
 def _forgetful(federated: Federated, records: Sequence[Mapping[str, Any]]) -> list[str]:

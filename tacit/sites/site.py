@@ -87,10 +87,10 @@ class Site:
             log.error("The work failed.\n%s", safe_lines(traceback.format_exc(), 20_000))
             envelope = _refused(f"its work failed ({type(error).__name__}); its own log says where")
             line = f"failed: {type(error).__name__}: {error}"
-        self._tell(line)
+        self._log(line)
         return envelope
 
-    def _tell(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         """A line for the people here, with words from elsewhere in it. A terminal that is gone is no reason to stop."""
         try:
             self.say(safe(line, 2000))
@@ -168,7 +168,7 @@ class Site:
             ledger.check(step)
             return ledger.read().rounds
         except TacitError as error:
-            self._tell(str(error))
+            self._log(str(error))
             raise Refusal("what it kept in earlier rounds is missing or damaged; its own log says what to do") from None
 
     def _shard(self, ask: Request, experiment: Experiment) -> Shard:
@@ -194,7 +194,7 @@ class Site:
             try:
                 party = load_party(self.settings.data, facts)
             except TacitError as error:  # the text may name files: it stays here
-                self._tell(f"the data does not fit: {error}")
+                self._log(f"the data does not fit: {error}")
                 raise Refusal(
                     "its data does not fit the federation's classes or images; its own log says why"
                 ) from None

@@ -41,10 +41,10 @@ def _story(path: Any, job_log: JobLog) -> str:
     entries = job_log.read()
     rounds = [entry["round"] for entry in entries if "round" in entry]
     last = f", {rounds[-1]['stage']} round {rounds[-1]['round'] + 1}" if rounds else ""
-    said = next((entry["say"] for entry in reversed(entries) if "say" in entry), "begun")
+    last = next((entry["say"] for entry in reversed(entries) if "say" in entry), "begun")
     end = next((f"failed: {entry['error'].strip().splitlines()[-1]}" for entry in entries if "error" in entry), "")
     done = "done" if any("done" in entry for entry in entries) else ""
-    return f"{job['experiment']['method']['name']} → {job['out']}: {end or done or said}{last}"
+    return f"{job['experiment']['method']['name']} → {job['out']}: {end or done or last}{last}"
 
 
 def tell_site(home: SiteHome, screen: SafeConsole) -> None:

@@ -110,7 +110,7 @@ H = TypeVar("H", bound=Header)
 def pack(header: Header, payload: bytes = b"") -> bytes:
     """One envelope.
 
-    >>> header, payload = unpack(pack(Answer(kind="hello", labeled=True), b"..."), Answer)
+    >>> header, payload = unpack(pack(Response(kind="hello", labeled=True), b"..."), Response)
     >>> header.labeled, payload
     (True, b'...')
     """
