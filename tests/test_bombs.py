@@ -107,10 +107,10 @@ import json, sys
 from pathlib import Path
 from tacit.data.images import open_image, pixels
 from tacit.data.own import inspect, table_rows
-from tacit.payload import Limits, from_bytes
+from tacit.core.payload import Limits, from_bytes
 import pyarrow.parquet, pyarrow.compute
 from PIL import Image
-from tacit.errors import TacitError
+from tacit.core.errors import TacitError
 
 def peak():  # of this program; ru_maxrss would be that of the process which started it, if that was larger
     status = Path("/proc/self/status")

@@ -152,7 +152,7 @@ def test_a_run_that_fails_says_what_is_saved_and_goes_on_when_mended(tmp_path: P
     code = (
         "from tacit.methods.fedavg import FedAvg\n"
         "class Own(FedAvg):\n"
-        "    def client_train(self, task, kept, me):\n"
+        "    def client_train(self, task, memory, me):\n"
         "        if me.round == 1: raise ZeroDivisionError('oops')\n"
         "        return super().client_train(task, memory, me)\n"
     )

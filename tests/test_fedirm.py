@@ -273,7 +273,7 @@ def test_the_teacher_is_private_and_never_reset(tiny: Tiny, monkeypatch: pytest.
     original, seen = FedIRM.client_train, list[tuple[Payload, Reply, int]]()
 
     def train(self: FedIRM, task: Task, kept: Payload, me: Client) -> Reply:
-        result = original(self, task, kept, me)
+        result = original(self, task, memory, me)
         if me.number == 1:
             seen.append((kept, result, me.round))
             assert "teacher" not in result.send

@@ -47,9 +47,9 @@ from typing import ClassVar
 
 import torch
 
-from tacit.method import Reply
+from tacit.contract.method import Reply
 from tacit.methods.fedavg import FedAvg
-from tacit.payload import weights_in
+from tacit.core.payload import weights_in
 
 HARM = [
     "honest", "change the task", "alias", "send the task", "send the net", "gradients",
@@ -63,7 +63,7 @@ ALIAS = []
 class Hostile(FedAvg):
     client_sends: ClassVar = {"model": "weights", "extra?": "any"}
 
-    def client_train(self, task, kept, me):
+    def client_train(self, task, memory, me):
         harm = HARM[me.number]
         model = weights_in(task.send, "model")
         net = me.model(model)

@@ -175,7 +175,7 @@ def test_a_rule_s_memory_stays_with_the_client_and_grows(
     original, seen = FixMatch.client_train, []
 
     def watched(self: FixMatch, task: Task, kept: Payload, me: Client) -> Reply:
-        reply = original(self, task, kept, me)
+        reply = original(self, task, memory, me)
         if me.number == 0:
             seen.append((kept.get(name), reply.keep[name]))
         assert set(reply.send) == {"model"}

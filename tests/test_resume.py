@@ -254,11 +254,12 @@ import os, signal, sys
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from tacit.engine import Silence, run_experiment
-from tacit.experiment import resolve
+from tacit.engine.run import run_experiment
+from tacit.runs.watchers import NullWatcher
+from tacit.config.resolve import resolve
 
 
-class Kill(Silence):
+class Kill(NullWatcher):
     def round_done(self, record):
         if record["step"] == 0:
             os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)

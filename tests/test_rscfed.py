@@ -211,7 +211,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Task, Payload, Reply,
     original, seen = RSCFed.client_train, list[tuple[Task, Payload, Reply, int]]()
 
     def train(self: RSCFed, task: Task, kept: Payload, me: Client) -> Reply:
-        result = original(self, task, kept, me)
+        result = original(self, task, memory, me)
         seen.append((task, kept, result, me.round))
         return result
 

@@ -42,13 +42,13 @@ OWN = """
 from dataclasses import dataclass
 from typing import ClassVar
 from tacit.methods.fedavg import FedAvg
-from tacit.method import Method
+from tacit.contract.method import Method
 
 @dataclass(frozen=True)
 class Own(FedAvg):
     word: str = "plain"
     presets: ClassVar = {"paper": {}, "smoke": {}}
-    def client_train(self, task, kept, me):
+    def client_train(self, task, memory, me):
         return super().client_train(task, memory, me)
 """
 

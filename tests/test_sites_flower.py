@@ -39,12 +39,12 @@ import torch
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
-from tacit.method import Method, Reply
+from tacit.contract.method import Method, Reply
 
 @dataclass(frozen=True)
 class Odd(Method):
     presets: ClassVar = {"paper": {}, "smoke": {}}
-    def client_train(self, task, kept, me):
+    def client_train(self, task, memory, me):
         model = {name: tensor + 1 for name, tensor in task.weights("model").items()}
         lie = Path(__file__).with_name("lie")
         if lie.exists():
@@ -59,14 +59,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
-from tacit.method import Method, Reply
+from tacit.contract.method import Method, Reply
 
 @dataclass(frozen=True)
 class Slow(Method):
     client_sends: ClassVar = {"model": "weights", "visits": "number"}
     client_keeps: ClassVar = {"visits": "number"}
     presets: ClassVar = {"paper": {}, "smoke": {}}
-    def client_train(self, task, kept, me):
+    def client_train(self, task, memory, me):
         here = Path(__file__)
         visits = int(kept.get("visits", 0)) + 1
         (here.parent / "busy").write_text(str(me.round))

@@ -32,7 +32,7 @@ def card(
     figures: Mapping[str, Any],
     description: Description,
 ) -> Document:
-    """The card of a finished run. `figures` is what `tacit.use.handover.measure` found on the test images."""
+    """The card of a finished run. `figures` is what `tacit.inference.measure.measure` found on the test images."""
     page = Document(f"Model card: {plan.experiment.title or f'{description.method} on {description.data}'}")
     _task(page, plan, summary, description)
     _result(page, plan, summary, figures, description)

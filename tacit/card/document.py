@@ -16,7 +16,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; **bold** and `code` as in Markdown. Names from elsewhere pass through `tacit.text.markdown`."""
+    """A paragraph; **bold** and `code` as in Markdown. Names from elsewhere pass through `tacit.core.text.markdown`."""
 
     text: str
 

@@ -3,7 +3,7 @@
 Names are kept as they are; they are changed only on their way out, and each medium has its one door:
 
 - a sentence, a log line, an error: `safe` (one line, bounded); `safe_lines` where line breaks are layout;
-- the terminal: `tacit.screen.SafeConsole`, which passes everything through `safe_lines` and reads no markup;
+- the terminal: `tacit.core.console.SafeConsole`, which passes everything through `safe_lines` and reads no markup;
 - CSV: `csv_text`, whose cells `from_csv_cell` undoes;
 - Markdown: `markdown`; HTML: `tacit.card.document` and `tacit.report.page`, which escape it;
 - JSON, TOML, Parquet: nothing to do, they have rules of their own, and keep the true names.

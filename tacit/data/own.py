@@ -248,7 +248,7 @@ def table_rows(path: Path, needed: tuple[str, ...] = ("path", "label")) -> list[
 
 
 def _csv_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a CSV file, without the apostrophes that `tacit.text.csv_cell` puts before formulas."""
+    """The rows of a CSV file, without the apostrophes that `tacit.core.text.csv_cell` puts before formulas."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restkey="")

@@ -45,8 +45,10 @@ class MethodFile:
         try:
             exec(compile(self.source, str(self.path), "exec", dont_inherit=True), module.__dict__)
         except Exception as error:
+            moved = isinstance(error, ModuleNotFoundError) and str(error.name).startswith("tacit.")
             raise TacitError(
                 f"The method file {self.path} cannot be loaded: {type(error).__name__}: {error}."
+                + (" What a method needs is now had with `from tacit import Method, Reply, Task, …`." if moved else "")
             ) from error
         return _method_in(module, self.path.stem)
 

@@ -1,6 +1,6 @@
 """What travels between the server and a site: a small header that is checked word for word, and one payload.
 
-An envelope is a mark, the header's length, the header as JSON, and the payload as in `tacit.payload`. Whatever is
+An envelope is a mark, the header's length, the header as JSON, and the payload as in `tacit.core.payload`. Whatever is
 not exactly that is refused; nothing in it is ever executed. A header has one spelling, that of `pack`: no key twice, no
 other order, no number written in another way.
 """
