@@ -272,10 +272,10 @@ def same(one: Payload, other: Payload) -> bool:
 def test_the_teacher_is_private_and_never_reset(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     original, seen = FedIRM.client_train, list[tuple[Payload, Reply, int]]()
 
-    def train(self: FedIRM, task: Task, kept: Payload, me: Client) -> Reply:
+    def train(self: FedIRM, task: Task, memory: Payload, me: Client) -> Reply:
         result = original(self, task, memory, me)
         if me.number == 1:
-            seen.append((kept, result, me.round))
+            seen.append((memory, result, me.round))
             assert "teacher" not in result.send
         return result
 

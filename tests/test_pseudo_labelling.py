@@ -174,10 +174,10 @@ def test_a_rule_s_memory_stays_with_the_client_and_grows(
     """What was kept in one round is where the next one begins; only the model travels."""
     original, seen = FixMatch.client_train, []
 
-    def watched(self: FixMatch, task: Task, kept: Payload, me: Client) -> Reply:
+    def watched(self: FixMatch, task: Task, memory: Payload, me: Client) -> Reply:
         reply = original(self, task, memory, me)
         if me.number == 0:
-            seen.append((kept.get(name), reply.keep[name]))
+            seen.append((memory.get(name), reply.keep[name]))
         assert set(reply.send) == {"model"}
         return reply
 

@@ -210,9 +210,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Task, Payload, Reply,
     """What crosses the wall in each task of the main stage, in the order in which they ran."""
     original, seen = RSCFed.client_train, list[tuple[Task, Payload, Reply, int]]()
 
-    def train(self: RSCFed, task: Task, kept: Payload, me: Client) -> Reply:
+    def train(self: RSCFed, task: Task, memory: Payload, me: Client) -> Reply:
         result = original(self, task, memory, me)
-        seen.append((task, kept, result, me.round))
+        seen.append((task, memory, result, me.round))
         return result
 
     monkeypatch.setattr(RSCFed, "client_train", train)

@@ -68,7 +68,7 @@ class Slow(Method):
     presets: ClassVar = {"paper": {}, "smoke": {}}
     def client_train(self, task, memory, me):
         here = Path(__file__)
-        visits = int(kept.get("visits", 0)) + 1
+        visits = int(memory.get("visits", 0)) + 1
         (here.parent / "busy").write_text(str(me.round))
         time.sleep(1)
         for _ in range(1200):
