@@ -34,7 +34,7 @@ _HOMES = {
         "Task",
         "mean_model",
     ),
-    "tacit.contract.parties": ("Client", "Hub", "Labeled", "Shard", "Side"),
+    "tacit.contract.parties": ("Client", "Hub", "Labeled", "Party", "Shard"),
     "tacit.core.errors": ("TacitError",),
     "tacit.core.payload": ("Payload", "Weights", "number_in", "tensor_in", "weights_in"),
     "tacit.core.settings": ("Experiment",),
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         Task,
         mean_model,
     )
-    from tacit.contract.parties import Client, Hub, Labeled, Shard, Side
+    from tacit.contract.parties import Client, Hub, Labeled, Party, Shard
     from tacit.core.errors import TacitError
     from tacit.core.payload import Payload, Weights, number_in, tensor_in, weights_in
     from tacit.core.settings import Experiment
@@ -79,13 +79,13 @@ __all__ = [
     "Model",
     "NotNegative",
     "NotebookRun",
+    "Party",
     "Payload",
     "Positive",
     "Predictions",
     "Reply",
     "Shard",
     "Share",
-    "Side",
     "Stage",
     "TacitError",
     "Task",

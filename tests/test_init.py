@@ -236,7 +236,7 @@ def test_what_is_there_is_not_written_over(clinics: Path) -> None:
         ((clinics / "north", clinics / "north", "--out", "a.toml"), "given twice"),
         ((clinics / "north", clinics / "south", "--clients", "4", "--out", "b.toml"), "spreads one folder"),
         ((clinics / "nowhere", "--out", "c.toml"), "does not exist"),
-        ((clinics / "north" / "unlabeled", "--out", "d.toml"), "mend what is marked"),
+        ((clinics / "north" / "unlabeled", "--out", "d.toml"), "fix what is marked"),
     ):
         with pytest.raises(TacitError, match=message):
             init(*words)

@@ -216,10 +216,10 @@ def test_temperature_keeps_the_classes_and_mends_confidence() -> None:
     labels = torch.multinomial(logits.softmax(dim=1), 1, generator=generator).squeeze(1)
     sharp = (3 * logits).softmax(dim=1)  # three times too sure
     fitted = fit_temperature(sharp[:1000], labels[:1000])
-    mended = at_temperature(sharp[1000:], fitted)
+    fixed = at_temperature(sharp[1000:], fitted)
     assert fitted == pytest.approx(3, rel=0.15)
-    assert torch.equal(mended.argmax(dim=1), sharp[1000:].argmax(dim=1))
-    before, after = (expected_calibration_error(p, labels[1000:]) for p in (sharp[1000:], mended))
+    assert torch.equal(fixed.argmax(dim=1), sharp[1000:].argmax(dim=1))
+    before, after = (expected_calibration_error(p, labels[1000:]) for p in (sharp[1000:], fixed))
     assert after < 0.3 * before
 
 

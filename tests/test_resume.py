@@ -161,9 +161,9 @@ def test_lost_records_are_noticed(whole: Run, tmp_path: Path) -> None:
     with pytest.raises(TacitError, match=r"rounds\.jsonl: line 3, the record of round 2, is not as"):
         run_experiment(resolve(SETTINGS), folder, resume=True)
     (folder / "rounds.jsonl").write_text("".join(lines))
-    mended = run_experiment(resolve(SETTINGS), folder, resume=True)  # and the broken summary is made again
-    assert mended.summary is not None
-    assert mended.summary["accuracy"] == whole.summary["accuracy"]  # type: ignore[index]
+    fixed = run_experiment(resolve(SETTINGS), folder, resume=True)  # and the broken summary is made again
+    assert fixed.summary is not None
+    assert fixed.summary["accuracy"] == whole.summary["accuracy"]  # type: ignore[index]
 
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:

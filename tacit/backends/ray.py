@@ -1,6 +1,6 @@
 """Clients on the workers of a Ray cluster: this machine's cores, or many machines. The numbers stay the same.
 
-Payloads travel as in `tacit.core.payload`. Ray itself moves its calls with pickle between machines that trust each other:
+Payloads travel as in `core.payload`. Ray itself moves its calls with pickle between machines that trust each other:
 this backend is for simulations on your own cluster, never for sites of other people (those use Flower).
 """
 

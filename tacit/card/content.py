@@ -143,7 +143,7 @@ def _calibration(page: Document, figures: Mapping[str, Any], description: Descri
         if figures["ece_calibrated"] is not None:
             text += f" With it the error is {100 * figures['ece_calibrated']:.1f} points (each half by the other's)."
     else:
-        text += " There are too few held-out labels to mend that: take confidences as a ranking only."
+        text += " There are too few held-out labels to fix that: take confidences as a ranking only."
     page.add(
         Text(text),
         Figure("calibration.svg", calibration_plot(figures["reliability"]), "Share of right predictions by confidence"),

@@ -213,7 +213,7 @@ def refuse(why: str) -> NoReturn:
 
 
 def main() -> None:
-    """The entry point: an error that the user can mend is shown as a sentence, not as a traceback."""
+    """The entry point: an error that the user can fix is shown as a sentence, not as a traceback."""
     complete()
     try:
         if any("\0" in word for word in sys.argv):  # no path can hold it, and nothing else needs it

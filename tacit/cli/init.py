@@ -62,7 +62,7 @@ def init(
             "classes, add --classes"
         )
     if report.hopeless:
-        raise TacitError("This cannot be used as it is: mend what is marked ✗ first. Nothing was written.")
+        raise TacitError("This cannot be used as it is: fix what is marked ✗ first. Nothing was written.")
     proposal = propose(report, paths, target.stem, clients, gpu=torch.cuda.is_available())
     resolve(tomllib.loads(proposal.toml))  # what we propose must be valid
     write_atomically(target, proposal.toml.encode())

@@ -44,7 +44,7 @@ def run_and_show(
         raise typer.Exit(130) from None
     except Exception as error:
         if (folder / "checkpoint").is_dir():  # shown below the traceback, where it is read
-            error.add_note(f"All finished rounds are saved in {folder}. When this is mended, go on with:\n  {again}")
+            error.add_note(f"All finished rounds are saved in {folder}. When this is fixed, go on with:\n  {again}")
         raise
     finally:
         watcher.close()

@@ -105,7 +105,7 @@ class NetPool:
         return net.train()
 
 
-class Side:
+class Party:
     """What both sides have in common."""
 
     def __init__(self, setup: Setup, shard: Shard, round_info: RoundInfo, who: str, net_pool: NetPool) -> None:
@@ -230,7 +230,7 @@ class Labelling:
     named: dict[str, "Labelling"] = field(default_factory=dict)  # what it told under a name
 
 
-class Client(Side):
+class Client(Party):
     """All that client code may see."""
 
     def __init__(
@@ -241,7 +241,7 @@ class Client(Side):
         self.labelling = Labelling()
 
     def audit(self, index: Tensor, label: Tensor, accepted: Tensor, name: str = "") -> None:
-        """Tell which pseudo-labels were given: a door that opens outwards only.
+        """Report which pseudo-labels were given. Write-only: a method cannot read it back.
 
         In a simulation the evaluator compares them with the truth, for the record; nothing comes back. Labels told
         under a name were not learned: they give a figure of their own (`local` → `local_label_accuracy`).
@@ -265,7 +265,7 @@ def plain(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
-class Hub(Side):
+class Hub(Party):
     """All that server code may see."""
 
     def __init__(self, setup: Setup, shard: Shard, round_info: RoundInfo, net_pool: NetPool) -> None:

@@ -24,7 +24,7 @@ class SafeConsole(Console):
         return super().render_str(safe_lines(text), **{**options, "markup": False, "emoji": False})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):  # the last door: `Text` does not pass `render_str`
+        for segment in super().render(renderable, options):  # the last place: `Text` does not pass `render_str`
             if segment.control or segment.text.isprintable():
                 yield segment
             else:

@@ -1,4 +1,4 @@
-"""The one kind of error that a user can mend: it says what was wrong, what was expected, what to do."""
+"""The one kind of error that a user can fix: it says what was wrong, what was expected, what to do."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Text from elsewhere (names of classes, files, sites, tensors; what sites send), made harmless for where it is shown.
 
-Names are kept as they are; they are changed only on their way out, and each medium has its one door:
+Names are kept as they are; they are changed only on their way out, and for each medium in one place:
 
 - a sentence, a log line, an error: `safe` (one line, bounded); `safe_lines` where line breaks are layout;
 - the terminal: `tacit.core.console.SafeConsole`, which passes everything through `safe_lines` and reads no markup;

@@ -49,7 +49,7 @@ class Federation:
         return Labeled(images.to(self.device), labels)
 
     def truth(self, client: int) -> Tensor:
-        """The auditor's door: the true labels of a client's unlabelled images (-1 where nobody knows)."""
+        """For the auditor alone: the true labels of a client's unlabelled images (-1 where nobody knows)."""
         return torch.from_numpy(self.dataset.train_labels[self.split.clients[client].unlabeled])
 
     def _images(self, index: np.ndarray) -> Tensor:

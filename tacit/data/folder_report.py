@@ -96,7 +96,7 @@ class FolderReport:
 
     @property
     def hopeless(self) -> list[str]:
-        """What leaving out the bad files would not mend."""
+        """What leaving out the bad files would not fix."""
         faults = []
         labeled = [item for item in self.items if item.label]
         if len(self.items) < 2:

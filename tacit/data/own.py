@@ -97,7 +97,7 @@ def site_names(paths: list[Path]) -> list[str]:
 
 def _load_report(report: FolderReport, name: str, skip_unreadable: bool, size: int, progress: Progress) -> Dataset:
     if report.hopeless:
-        raise TacitError(f"{report.text}\nThis cannot be used as it is: mend what is marked ✗ first.")
+        raise TacitError(f"{report.text}\nThis cannot be used as it is: fix what is marked ✗ first.")
     if report.bad and not skip_unreadable:
         raise TacitError(
             f"{report.text}\nMend what is marked ✗, or go on without it: skip_unreadable = true under [data] "

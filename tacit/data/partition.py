@@ -322,10 +322,10 @@ def _draw_and_deal(
                 return parts
         shortest = min(shortest, shortage)
     possible = int(least.max()) - shortest
-    mend = f"min_size = {possible}, {advice}" if possible > 0 else advice
+    fix = f"min_size = {possible}, {advice}" if possible > 0 else advice
     raise TacitError(
         f"In {draws} draws some client always got too few images (min_size = {least.max()}; at best it was "
-        f"{shortest} short). Write {mend}."
+        f"{shortest} short). Write {fix}."
     )
 
 

@@ -66,7 +66,7 @@ def read_facts(path: Path) -> Facts:
 
 
 @dataclass(frozen=True, eq=False)
-class Party:
+class PartyData:
     """Images in the order in which they were found; the label is -1 where the party has none."""
 
     images: np.ndarray  # uint8 [N, C, S, S]
@@ -74,7 +74,7 @@ class Party:
     test_images: np.ndarray
     test_labels: np.ndarray
 
-    def without_labels(self) -> "Party":
+    def without_labels(self) -> "PartyData":
         return dataclasses.replace(self, labels=np.full(len(self.labels), -1, np.int64))
 
 
@@ -105,7 +105,7 @@ def look(path: Path) -> FolderReport:
     return report
 
 
-def load_party(path: Path, facts: Facts) -> Party:
+def load_party(path: Path, facts: Facts) -> PartyData:
     """The images of a party at the size, with the channels and with the class numbers of its federation."""
     if path.suffix.lower() == ".npz":
         return _npz(path, facts)
@@ -118,7 +118,7 @@ def load_party(path: Path, facts: Facts) -> Party:
     numbers = _numbers(report.classes, facts, path)
     labels = np.array([numbers[item.label] if item.label else -1 for item in items], np.int64)
     test = np.array([item.part == "test" for item in items], bool)
-    return Party(images[~test], labels[~test], images[test], labels[test])
+    return PartyData(images[~test], labels[~test], images[test], labels[test])
 
 
 def _numbers(names: Sequence[str], facts: Facts, path: Path) -> dict[str, int]:
@@ -141,7 +141,7 @@ def _fitted(images: np.ndarray, facts: Facts) -> np.ndarray:
     return result
 
 
-def _npz(path: Path, facts: Facts) -> Party:
+def _npz(path: Path, facts: Facts) -> PartyData:
     arrays = read_npz(path)
     numbers = list(range(len(facts.classes)))
     if arrays.classes:
@@ -154,7 +154,7 @@ def _npz(path: Path, facts: Facts) -> Party:
     if arrays.train_images.shape[1] > facts.channels:
         raise TacitError(f"{path} holds colour images, but this federation works on grey ones.")
     parts = [_fitted(images, facts) for images in (arrays.train_images, arrays.test_images)]
-    return Party(parts[0], to_number[arrays.train_labels], parts[1], to_number[arrays.test_labels])
+    return PartyData(parts[0], to_number[arrays.train_labels], parts[1], to_number[arrays.test_labels])
 
 
 def facts_of(path: Path, image_size: int = 0) -> Facts:
@@ -178,7 +178,7 @@ def facts_of(path: Path, image_size: int = 0) -> Facts:
     return dataclasses.replace(bare, mean=mean, std=std)
 
 
-def server_parts(party: Party, labels_at_server: bool) -> tuple[np.ndarray, np.ndarray]:
+def server_parts(party: PartyData, labels_at_server: bool) -> tuple[np.ndarray, np.ndarray]:
     """Which of the server's own images it trains on and which it tests with, where it has no test set of its own.
 
     With the labels at the server a fifth of each class is held out, seeded; else all labelled images are for testing.

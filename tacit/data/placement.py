@@ -158,12 +158,12 @@ def check(settings: Data, train_images: int, classes: int, labeled: int = 0) -> 
     for_clients = images - at_server
     if settings.clients * settings.min_size > for_clients:
         possible = for_clients // settings.clients
-        mend = f"min_size = {possible} or less, or " if possible else ""
+        fix = f"min_size = {possible} or less, or " if possible else ""
         pool = f" beside the server's {at_server}" if at_server else ""
         raise TacitError(
             f"{settings.clients} clients with min_size = {settings.min_size} need "
             f"{settings.clients * settings.min_size} images, but there are only {for_clients}{pool}. "
-            f"Write {mend}fewer clients."
+            f"Write {fix}fewer clients."
         )
     if settings.partition == "shards":
         partition.check_shards(settings.clients, settings.shards, classes)

@@ -133,7 +133,7 @@ def load_split(path: Path) -> Split:
         data = path.read_bytes()
     except OSError as error:
         raise TacitError(
-            f"There is no readable split at {path} ({error.strerror}). Make one with `tacit split`, or mend the path."
+            f"There is no readable split at {path} ({error.strerror}). Make one with `tacit split`, or fix the path."
         ) from error
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
-from tacit.contract.parties import Client, Hub, Side
+from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.methods.fixmatch import Accept
 from tacit.nets.optimizer import SGD, momentum_of
@@ -177,7 +177,7 @@ class CBAFed(Method):
         loss = side.fit_labeled(model, self.labeled_epochs or side.epochs, after_epoch=pull, optimizer=optimizer)
         return self._reply(model, optimizer, side.shard.labeled.labels, loss, side)
 
-    def _reply(self, model: nn.Module, optimizer: SGD, labels: Tensor, loss: float, side: Side) -> Reply:
+    def _reply(self, model: nn.Module, optimizer: SGD, labels: Tensor, loss: float, side: Party) -> Reply:
         held = len(side.shard.labeled) + len(side.shard.unlabeled)
         examples = len(labels) if self.count == "trained" else held
         return Reply(

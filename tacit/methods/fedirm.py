@@ -22,7 +22,7 @@ from tacit.contract.method import (
     Task,
     mean_model,
 )
-from tacit.contract.parties import Client, Hub, Side
+from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.nets.layers import Net
 from tacit.pieces.aggregate import labeled_shares, shares
@@ -148,7 +148,7 @@ class FedIRM(Method):
         send, held = {"model": me.weights(model), **send}, len(own.labels) + len(images)
         return Reply(send=send, examples=held, keep={"teacher": weights_of(slow)}, metrics={"loss": loss})
 
-    def _labels(self, side: Side) -> "RelatedLabels":
+    def _labels(self, side: Party) -> "RelatedLabels":
         mine, view, chance = side.shard.labeled, side.views.weak_view, side.rng("labeled views")
         settings = side.train.batch, view, chance, self.temperature, self.smoothing
         return RelatedLabels(mine.images, mine.labels, *settings)

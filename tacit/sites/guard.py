@@ -143,7 +143,7 @@ def verified(public_key: bytes, text: bytes, signature: bytes) -> bool:
 
 
 class Guard:
-    """Flower's application behind a door. `sites` gives the keys that may join now (None: insecure, anybody may)."""
+    """Flower's application behind a guard. `sites` gives the keys that may join now (None: insecure, anybody may)."""
 
     def __init__(
         self,

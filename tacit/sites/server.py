@@ -25,7 +25,7 @@ from tacit.core.payload import write_atomically
 from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation
-from tacit.data.party import FACTS, Facts, Party, facts_of, load_party, server_parts
+from tacit.data.party import FACTS, Facts, PartyData, facts_of, load_party, server_parts
 from tacit.data.split import Part, Split
 from tacit.engine.run import run_plan
 from tacit.runs.folder import Run
@@ -227,16 +227,16 @@ def for_sites_only(experiment: Experiment) -> None:
         )
 
 
-def server_party(path: Path, facts: Facts) -> Party:
+def server_party(path: Path, facts: Facts) -> PartyData:
     """The server's own images; none, where its folder holds the facts alone."""
     if path.is_dir() and [entry.name for entry in path.iterdir() if not entry.name.startswith(".")] == [FACTS]:
         none = np.zeros((0, facts.channels, facts.size, facts.size), np.uint8)
-        return Party(none, np.zeros(0, np.int64), none, np.zeros(0, np.int64))
+        return PartyData(none, np.zeros(0, np.int64), none, np.zeros(0, np.int64))
     return load_party(path, facts)
 
 
 def plan_for(
-    experiment: Experiment, facts: Facts, party: Party, federated: Federated, kind: type[Method] | None
+    experiment: Experiment, facts: Facts, party: PartyData, federated: Federated, kind: type[Method] | None
 ) -> Plan:
     """What the engine needs to know: the server's images and, of the clients, how many there are and how many images
     each of them registered. `kind` is the class of a method that came from a file."""

@@ -22,7 +22,7 @@ from tacit.core.payload import Limits
 from tacit.core.settings import Experiment
 from tacit.core.text import safe, safe_lines
 from tacit.data.federation import setup_of
-from tacit.data.party import Facts, Party, load_party
+from tacit.data.party import Facts, PartyData, load_party
 from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
 from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
@@ -68,7 +68,7 @@ class Site:
         self.settings = settings
         self.say = say
         self.methods = allowed_methods(settings.methods)
-        self._parties: dict[Facts, Party] = {}
+        self._parties: dict[Facts, PartyData] = {}
         self._work: dict[str, tuple[tuple[Stage, ...], Worker]] = {}
         one_thread()
 
@@ -188,7 +188,7 @@ class Site:
         # As in a simulation: where every client has a few labels, those images count as unlabelled data, too.
         return Shard(known, (images if placement == "clients" else images[~mask]).to(device))
 
-    def _party(self, ask: Request) -> Party:
+    def _party(self, ask: Request) -> PartyData:
         facts = Facts(**ask.facts.model_dump())
         if facts not in self._parties:
             try:

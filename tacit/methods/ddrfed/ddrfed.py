@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
-from tacit.contract.parties import Client, Hub, Side
+from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.methods.cbafed import CBAFedWarmUp
 from tacit.methods.ddrfed.gdgm import generator_stages, mean_figure
@@ -275,7 +275,7 @@ def negative_loss(judge: Tensor, learner: Tensor, low: Tensor, top: int) -> Tens
     return (suppressed * negative).sum().neg().add(0.0) / max(len(judge), 1)
 
 
-def dsa_view(side: Side) -> View:
+def dsa_view(side: Party) -> View:
     """DSA on the images as they are, one operation for each batch; no flips where they would change the class."""
     operations = [name for name in DSA_OPERATIONS if name != "flip" or side.views.flip]
     return lambda images, generator: dsa(side.views.plain(images), generator, operations)
