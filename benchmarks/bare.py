@@ -15,7 +15,7 @@ from tacit.runs.plan import Plan
 
 def epochs_of(plan: Plan) -> tuple[int, int]:
     """Passes over a client's images in a round: where they are labelled, and where they are not."""
-    epochs = plan.stages[-1].method.effort(plan.setup.train.epochs)
+    epochs = plan.stages[-1].method.estimated_passes(plan.setup.train.epochs)
     assert epochs is not None
     return epochs
 

@@ -96,7 +96,7 @@ class Reference:
         data = PilViews(shard.labeled.images, shard.labeled.labels, self.view, self.plan)
         optimizer = self._sgd(model, self.plan.setup.train.lr)
         remembered: State = {}
-        for epoch in range(method.effort(self.plan.setup.train.epochs)[0]):
+        for epoch in range(method.estimated_passes(self.plan.setup.train.epochs)[0]):
             self._epoch(model, optimizer, data)
             if epoch % method.residual_every == 0:
                 if remembered:

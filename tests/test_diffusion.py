@@ -111,7 +111,7 @@ def test_ddim_takes_it_out_as_diffusers_does() -> None:
 
 def test_the_papers_unet_has_the_size_that_table_6_implies() -> None:
     """10 clients, 40 rounds, up and down: 106.25 GB there, if GB are 2^30 bytes."""
-    bytes_each_way = Diffusion().weights_bytes(0, channels=3)
+    bytes_each_way = Diffusion().estimated_weights_bytes(0, channels=3)
     assert 10 * 40 * 2 * bytes_each_way / 2**30 == pytest.approx(106.25, rel=0.01)
 
 
@@ -222,7 +222,9 @@ def test_the_stages_are_recorded_and_not_evaluated(finished: Run) -> None:
     assert sum(record["bytes_up"] for record in by_stage["generation"]) == 0
     summary = finished.summary or {}
     assert sum(summary["bytes_by_stage"].values()) == summary["bytes_up"] + summary["bytes_down"]
-    assert summary["bytes_by_stage"]["diffusion"] == 2 * 2 * 4 * Diffusion(**SMALL).weights_bytes(0, channels=1)
+    assert summary["bytes_by_stage"]["diffusion"] == 2 * 2 * 4 * Diffusion(**SMALL).estimated_weights_bytes(
+        0, channels=1
+    )
     for number in range(4):
         (file,) = (finished.kept_folder / f"client-{number}").glob("generated@*.safetensors")
         assert tensor_in(payload.read(file), "kept").dtype == torch.uint8

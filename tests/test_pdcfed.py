@@ -214,7 +214,7 @@ def test_rates_and_epochs(here: World, weights: Weights, monkeypatch: pytest.Mon
         method.client_train(Task(number, {"model": weights}), {}, client(here, number))
     assert rates == [here[0].setup.train.lr, 0.004]
     assert passes == [3]
-    assert method.effort(1) == (3, 1)
+    assert method.estimated_passes(1) == (3, 1)
 
 
 def test_labelled_clients_weigh_six_times() -> None:

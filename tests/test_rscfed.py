@@ -190,7 +190,7 @@ def test_groups_are_drawn_without_replacement_and_anew() -> None:
         members = [[task.client for task in tasks if task.group == group] for group in range(3)]
         assert [len(set(group)) for group in members] == [5, 5, 5]
         assert all(group == sorted(group) for group in members)
-        assert len(tasks) == RSCFed().tasks(10) == 15
+        assert len(tasks) == RSCFed().estimated_tasks(10) == 15
     drawn = {tuple(task.client for task in tasks) for tasks in rounds}
     assert len(drawn) == 30
     without = sum(all(task.client != 0 for task in tasks) for tasks in rounds)

@@ -43,12 +43,15 @@ def preview(experiment: Experiment, screen: SafeConsole) -> None:
     for stage in plan.stages:
         method = stage.method
         asked = plan.setup.participation.count(plan.setup.clients)
-        sent = method.weights_bytes(weights, plan.setup.channels)
+        sent = method.estimated_weights_bytes(weights, plan.setup.channels)
         down, up = (
-            travel([parse(kind).nbytes(sent, len(plan.setup.classes)) for kind in kinds.values()], method.tasks(asked))
+            travel(
+                [parse(kind).nbytes(sent, len(plan.setup.classes)) for kind in kinds.values()],
+                method.estimated_tasks(asked),
+            )
             for kinds in (method.server_sends, method.client_sends)
         )
-        effort, tasks = method.effort(plan.setup.train.epochs), method.tasks(asked)
+        effort, tasks = method.estimated_passes(plan.setup.train.epochs), method.estimated_tasks(asked)
         time_needed = stage.rounds * round_seconds(plan, effort, tasks, *seconds) if effort else 0.0
         total, unknown = total + time_needed, [*unknown, *([] if effort else [stage.name])]
         table.add_row(

@@ -142,7 +142,7 @@ def budget_of(experiment: Experiment) -> Budget:
     25 rounds × 10 clients, 25 passes over labelled images, 20 over unlabelled ones
     """
     stages, train = stages_of(experiment), experiment.train
-    efforts = [(stage.rounds, *(stage.method.effort(train.epochs) or (0, 0))) for stage in stages]
+    efforts = [(stage.rounds, *(stage.method.estimated_passes(train.epochs) or (0, 0))) for stage in stages]
     rounds = sum(stage.rounds for stage in stages)
     return Budget(
         rounds=rounds,

@@ -2,7 +2,7 @@
 
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -36,6 +36,24 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
     >>> resolve({"method": {"name": "fedavg"}}, {"train.lr": 0.1, "data.clients": 5}).train.lr
     0.1
     """
+    given = as_given(layers)
+    method = find_method(str(given.get("method.name", "fedavg")))
+    preset = given.get("method.preset", "paper")
+    merged = nest({**preset_settings(method, preset), **given})
+    options = {k: v for k, v in merged["method"].items() if k not in ("name", "preset")}
+    try:
+        experiment = Experiment.model_validate(merged)
+        chosen = validated_options(method, options)
+    except ValidationError as error:
+        raise TacitError(explain(error)) from None
+    full = {"name": merged["method"]["name"], "preset": preset, **chosen}
+    experiment = experiment.model_copy(update={"method": full})
+    check_together(experiment, method)
+    return experiment
+
+
+def as_given(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the layers say together, with dotted keys, short forms written out, and paths that hold anywhere."""
     given: dict[str, Any] = {}
     for layer in layers:
         given.update(flatten(layer))
@@ -52,8 +70,11 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
     sites = given.get("data.sites")
     if isinstance(sites, list | tuple) and all(isinstance(site, str) for site in sites):
         given["data.sites"] = tuple(str(user_path(site, "data.sites").resolve()) for site in sites)
-    method = find_method(str(given.get("method.name", "fedavg")))
-    preset = given.get("method.preset", "paper")
+    return given
+
+
+def preset_settings(method: type[Method], preset: str) -> dict[str, Any]:
+    """What lies below the layers: the method's preset `paper`, and on it the preset that was chosen."""
     if preset not in method.presets:
         known = ", ".join(method.presets)
         hint = nearest(str(preset), method.presets)
@@ -62,23 +83,17 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
     for name in dict.fromkeys(("paper", preset)):
         if name == "smoke":
             below.update(SMOKE)
-        below.update(
-            {
-                k if "." in k or k in Experiment.model_fields else f"method.{k}": v
-                for k, v in method.presets.get(name, {}).items()
-            }
-        )
-    merged = nest({**below, **given})
-    options = {k: v for k, v in merged["method"].items() if k not in ("name", "preset")}
-    try:
-        experiment = Experiment.model_validate(merged)
-        chosen = validated_options(method, options)
-    except ValidationError as error:
-        raise TacitError(explain(error)) from None
+        for key, value in method.presets.get(name, {}).items():
+            below[key if "." in key or key in Experiment.model_fields else f"method.{key}"] = value
+    return below
+
+
+def check_together(experiment: Experiment, method: type[Method]) -> None:
+    """Refuse settings of which each is right, but not together."""
     if experiment.data.placement not in method.placements:
         places = " or ".join(f'"{place}"' for place in method.placements)
         raise TacitError(
-            f"The method '{merged['method']['name']}' does not work with labels at data.placement = "
+            f"The method '{experiment.method['name']}' does not work with labels at data.placement = "
             f'"{experiment.data.placement}". It needs {places}: write data.placement = {places}, or choose '
             f"another method (`tacit methods` lists who works where)."
         )
@@ -88,8 +103,6 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
             f"participation.quorum is {quorum}, but only {asked} clients are asked in a round: no round could count. "
             f"Write participation.quorum = {asked} or fewer, or ask more clients."
         )
-    full = {"name": merged["method"]["name"], "preset": preset, **chosen}
-    return experiment.model_copy(update={"method": full})
 
 
 def build_method(experiment: Experiment, kind: type[Method] | None = None) -> Method:

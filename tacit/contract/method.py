@@ -108,18 +108,18 @@ class Method:
     def check_installed(self) -> None:
         """Raise a TacitError where a library that this method trains with is missing; asked before a run begins."""
 
-    def effort(self, epochs: int) -> tuple[int, int] | None:
+    def estimated_passes(self, epochs: int) -> tuple[int, int] | None:
         """For estimates: passes over a client's labelled and over its unlabelled images in a round.
 
         None: the experiment's net is not what is trained, so nothing is known.
         """
         return epochs, epochs
 
-    def tasks(self, asked: int) -> int:
+    def estimated_tasks(self, asked: int) -> int:
         """For estimates: how many tasks a round has when so many clients take part."""
         return asked
 
-    def weights_bytes(self, classifier: int, channels: int) -> int:
+    def estimated_weights_bytes(self, classifier: int, channels: int) -> int:
         """For estimates: the size of what is declared as "weights"; by default that of the experiment's net."""
         return classifier
 

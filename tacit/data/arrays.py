@@ -285,12 +285,17 @@ def check_arrays(arrays: Arrays, where: str) -> None:
         raise TacitError(f"{where}: only {len(arrays.classes)} class; at least two are needed to tell apart.")
     if arrays.test_labels.min() < 0:
         raise TacitError(f"{where}: some test images have no label, so nothing could be measured on them.")
-    if arrays.train_groups is not None and arrays.test_groups is not None:
-        if len(arrays.train_groups) != len(train) or len(arrays.test_groups) != len(test):
-            raise TacitError(f"{where}: there must be one group for each image.")
-        both = np.intersect1d(arrays.train_groups, arrays.test_groups)
-        if len(both):
-            raise TacitError(
-                f"{where}: {len(both)} groups (images of one lesion, one patient, …) lie in both the training and "
-                "the test set, so the test would be too easy. Put each group wholly into one of them."
-            )
+    _check_groups(arrays, where)
+
+
+def _check_groups(arrays: Arrays, where: str) -> None:
+    if arrays.train_groups is None or arrays.test_groups is None:
+        return
+    if len(arrays.train_groups) != len(arrays.train_images) or len(arrays.test_groups) != len(arrays.test_images):
+        raise TacitError(f"{where}: there must be one group for each image.")
+    both = np.intersect1d(arrays.train_groups, arrays.test_groups)
+    if len(both):
+        raise TacitError(
+            f"{where}: {len(both)} groups (images of one lesion, one patient, …) lie in both the training and "
+            "the test set, so the test would be too easy. Put each group wholly into one of them."
+        )

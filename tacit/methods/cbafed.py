@@ -75,7 +75,7 @@ class CBAFed(Method):
         },
     }
 
-    def effort(self, epochs: int) -> tuple[int, int]:
+    def estimated_passes(self, epochs: int) -> tuple[int, int]:
         return self.labeled_epochs or epochs, epochs
 
     def most_examples(self, images: int, largest: int) -> float:

@@ -30,7 +30,7 @@ class FedAvg(Method):
     )
     presets: ClassVar = {"paper": {}, "smoke": {"train.lr": 0.1}}
 
-    def effort(self, epochs: int) -> tuple[int, int]:
+    def estimated_passes(self, epochs: int) -> tuple[int, int]:
         return epochs, 0
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
@@ -66,7 +66,7 @@ class WarmUp(FedAvg):
 
     epochs: Annotated[Count, "on the labels in a round (0: train.epochs)"] = 0
 
-    def effort(self, epochs: int) -> tuple[int, int]:
+    def estimated_passes(self, epochs: int) -> tuple[int, int]:
         return self.epochs or epochs, 0
 
     def _train(self, weights: Weights, side: Client | Hub) -> Reply:

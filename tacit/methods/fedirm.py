@@ -71,7 +71,7 @@ class FedIRM(Method):
         "smoke": {"warmup": 1, "ramp": 2, "train.lr": 0.1, "unlabeled_lr": 0.05, "weight": 2.0},
     }
 
-    def effort(self, epochs: int) -> tuple[int, int]:
+    def estimated_passes(self, epochs: int) -> tuple[int, int]:
         return self.labeled_epochs or epochs, epochs
 
     def before(self) -> tuple[Stage, ...]:

@@ -52,11 +52,27 @@ class FedMatch(Method):
     server_sends: ClassVar = {"sigma": "weights", "psi": "weights", "helpers?": "any"}
     client_sends: ClassVar = {"sigma": "weights if labeled", "psi": "weights if unlabeled"}
     presets: ClassVar = {
-        "paper": {"train.lr": 1e-3, "train.momentum": 0.0, "train.weight_decay": 1e-4, "train.clip": 0.0}
-        | {"train.batch": 10, "train.epochs": 1, "views.weak": "none"},
+        "paper": {
+            "train.lr": 1e-3,
+            "train.momentum": 0.0,
+            "train.weight_decay": 1e-4,
+            "train.clip": 0.0,
+            "train.batch": 10,
+            "train.epochs": 1,
+            "views.weak": "none",
+        },
         "released": {"ties": "lowest"},
-        "smoke": {"threshold": 0.5, "labeled_weight": 1.0, "consistency": 0.5, "pull": 0.01, "helper_every": 2}
-        | {"remember": 3, "train.lr": 0.1, "train.momentum": 0.9, "train.clip": 5.0},
+        "smoke": {
+            "threshold": 0.5,
+            "labeled_weight": 1.0,
+            "consistency": 0.5,
+            "pull": 0.01,
+            "helper_every": 2,
+            "remember": 3,
+            "train.lr": 0.1,
+            "train.momentum": 0.9,
+            "train.clip": 5.0,
+        },
     }
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:

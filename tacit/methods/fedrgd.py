@@ -36,8 +36,14 @@ class FedRGD(FixMatch):
     client_sends: ClassVar = {"model": "weights", "unlabeled": "count"}  # 0: a fully labelled client
     presets: ClassVar = {
         "paper": {"net.norm": "gn"},
-        "released": {"start": "group", "train.nesterov": True, "train.weight_decay": 1e-4, "train.schedule": "cosine"}
-        | {"train.lr": 0.165, "train.batch": 64},
+        "released": {
+            "start": "group",
+            "train.nesterov": True,
+            "train.weight_decay": 1e-4,
+            "train.schedule": "cosine",
+            "train.lr": 0.165,
+            "train.batch": 64,
+        },
         "smoke": {"warmup": 1, "threshold": 0.6, "train.lr": 0.1},
     }
 

@@ -48,12 +48,32 @@ class FL2(SemiFL):
     )
     client_sends: ClassVar = {"model": "weights", "status": "share"}
     presets: ClassVar = {
-        "paper": {"train.batch": 32, "train.epochs": 5, "train.nesterov": True, "train.schedule": "cosine"}
-        | {"train.clip": 0.0, "net.norm": "bn", "net.bn": "static"},
-        "released": {"warmup": 10, "keep_momentum": True, "train.clip": 1.0, "train.schedule": "constant"}
-        | {"views.strong": "ssl", "views.flip": "yes"},
-        "smoke": {"threshold": 0.5, "warmup": 1, "server_momentum": 0.1, "keep_momentum": True, "train.lr": 0.1}
-        | {"train.clip": 5.0, "train.schedule": "constant"},
+        "paper": {
+            "train.batch": 32,
+            "train.epochs": 5,
+            "train.nesterov": True,
+            "train.schedule": "cosine",
+            "train.clip": 0.0,
+            "net.norm": "bn",
+            "net.bn": "static",
+        },
+        "released": {
+            "warmup": 10,
+            "keep_momentum": True,
+            "train.clip": 1.0,
+            "train.schedule": "constant",
+            "views.strong": "ssl",
+            "views.flip": "yes",
+        },
+        "smoke": {
+            "threshold": 0.5,
+            "warmup": 1,
+            "server_momentum": 0.1,
+            "keep_momentum": True,
+            "train.lr": 0.1,
+            "train.clip": 5.0,
+            "train.schedule": "constant",
+        },
     }
 
     def before(self) -> tuple[Stage, ...]:

@@ -76,7 +76,7 @@ class PDCFed(Method):
                 "second stage; write a lower one (equal ones: one stage only)"
             )
 
-    def effort(self, epochs: int) -> tuple[int, int]:
+    def estimated_passes(self, epochs: int) -> tuple[int, int]:
         return self.labeled_epochs or epochs, epochs
 
     def before(self) -> tuple[Stage, ...]:

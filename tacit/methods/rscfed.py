@@ -63,13 +63,26 @@ class RSCFed(Method):
     client_keeps: ClassVar = {"teacher?": "weights", "step?": "number", "momentum?": "any"}
     presets: ClassVar = {
         "paper": {"rounds": 1000, "net.name": "resnet18", "net.norm": "bn", "views.weak": "resize-crop"},
-        "released": {"keep_momentum": True, "distance": "by-tensor", "boost_twice": True}
-        | {"teacher_statistics": "first", "views.flip": "yes"},
-        "smoke": {"group_size": 3, "warmup": 1, "keep_momentum": True, "scale": 100.0, "unlabeled_lr": 0.07}
-        | {"weight": 0.5, "train.lr": 0.1, "views.weak": "crop"},
+        "released": {
+            "keep_momentum": True,
+            "distance": "by-tensor",
+            "boost_twice": True,
+            "teacher_statistics": "first",
+            "views.flip": "yes",
+        },
+        "smoke": {
+            "group_size": 3,
+            "warmup": 1,
+            "keep_momentum": True,
+            "scale": 100.0,
+            "unlabeled_lr": 0.07,
+            "weight": 0.5,
+            "train.lr": 0.1,
+            "views.weak": "crop",
+        },
     }
 
-    def tasks(self, asked: int) -> int:
+    def estimated_tasks(self, asked: int) -> int:
         return self.groups * min(self.group_size, asked)
 
     def before(self) -> tuple[Stage, ...]:

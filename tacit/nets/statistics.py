@@ -68,6 +68,20 @@ def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
     if not layers:
         return
     seen = {layer: Moments() for layer in layers}
+    with _listening(model, layers, seen), torch.no_grad():
+        for batch in batches:
+            if len(batch) > 1:
+                model(batch)
+    if all(moments.batches == 0 for moments in seen.values()):
+        raise TacitError("BN statistics need at least one batch of two or more images, and there was none.")
+    for layer, moments in seen.items():
+        if moments.batches > 0:
+            keep(layer, moments)
+
+
+@contextmanager
+def _listening(model: nn.Module, layers: Sequence[BatchNorm], seen: dict[BatchNorm, Moments]) -> Iterator[None]:
+    """BN layers in training mode, each with its own batch's statistics, and all that they receive is counted."""
     training = {module: module.training for module in model.modules()}
     tracking = {layer: layer.track_running_stats for layer in layers}
     hooks = [layer.register_forward_pre_hook(lambda layer, inputs: seen[layer].add(inputs[0])) for layer in layers]
@@ -76,10 +90,7 @@ def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
         for layer in layers:
             layer.train()
             layer.track_running_stats = False  # or the pass itself would move them
-        with torch.no_grad():
-            for batch in batches:
-                if len(batch) > 1:
-                    model(batch)
+        yield
     finally:
         for hook in hooks:
             hook.remove()
@@ -87,11 +98,6 @@ def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
             module.training = flag
         for layer, flag in tracking.items():
             layer.track_running_stats = flag
-    if all(moments.batches == 0 for moments in seen.values()):
-        raise TacitError("BN statistics need at least one batch of two or more images, and there was none.")
-    for layer, moments in seen.items():
-        if moments.batches > 0:
-            keep(layer, moments)
 
 
 def pooled_statistics(models: Iterable[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:

@@ -159,17 +159,24 @@ def _check_plain(value: Any, where: str = "", depth: int = 0) -> None:
         for inner in value:
             _check_plain(inner, where, depth + 1)
     elif isinstance(value, str):
-        plain = not value or PLAIN.fullmatch(value) or (where == "method.name" and FILE.fullmatch(value))
-        if not plain:
-            raise Refusal(
-                f"{place} is '{safe(value, 60)}', which is no plain name (letters of the English alphabet, digits, "
-                "- and _, at most 60): a site takes no paths from elsewhere"
-            )
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise Refusal(f"{place} is {value}, which is no number to work with")
-    elif isinstance(value, bool | int):
-        if abs(value) >= 2**63:
-            raise Refusal(f"{place} is a number beyond 64 bits")
+        _check_word(value, where, place)
     else:
+        _check_number(value, place)
+
+
+def _check_word(value: str, where: str, place: str) -> None:
+    plain = not value or PLAIN.fullmatch(value) or (where == "method.name" and FILE.fullmatch(value))
+    if not plain:
+        raise Refusal(
+            f"{place} is '{safe(value, 60)}', which is no plain name (letters of the English alphabet, digits, "
+            "- and _, at most 60): a site takes no paths from elsewhere"
+        )
+
+
+def _check_number(value: object, place: str) -> None:
+    if not isinstance(value, bool | int | float):
         raise Refusal(f"{place} is neither a number nor a word")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Refusal(f"{place} is {value}, which is no number to work with")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise Refusal(f"{place} is a number beyond 64 bits")

@@ -44,10 +44,10 @@ class Diffusion(GDGM, Method):
     def check_installed(self) -> None:
         require_diffusers()
 
-    def effort(self, epochs: int) -> None:
+    def estimated_passes(self, epochs: int) -> None:
         return None
 
-    def weights_bytes(self, classifier: int, channels: int) -> int:
+    def estimated_weights_bytes(self, classifier: int, channels: int) -> int:
         net = self.new_unet(channels)
         return sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
 
@@ -96,7 +96,7 @@ class Generation(GDGM, Method):
     client_sends: ClassVar = {}
     client_keeps: ClassVar = {"generated": "any"}
 
-    def effort(self, epochs: int) -> None:
+    def estimated_passes(self, epochs: int) -> None:
         return None
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
