@@ -88,9 +88,9 @@ def walls(plan: Plan) -> dict[str, float]:
 
     def checks() -> None:
         for _ in range(plan.setup.clients):
-            sent, answer = seal(task.send), seal(reply.send)
+            sent, response = seal(task.send), seal(reply.send)
             assert not refusal_reason(FedAvg.client_sends, task, reply, state, len(plan.setup.classes), party)
-            del sent, answer
+            del sent, response
 
     def digests() -> None:
         payload.content_digest(state)

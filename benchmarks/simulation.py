@@ -67,7 +67,7 @@ def run_flower(experiment: Experiment, out: Path) -> None:
     changes = {"data.name": str(parties / "server"), "backend.name": "flower"}
     job = Job(resolve(experiment.to_dict(), changes).to_dict(), str(out), names)
     server, client = ServerApp(), ClientApp()
-    client.query()(answer)
+    client.query()(respond)
 
     @server.main()
     def main(grid: Any, context: Any) -> None:
@@ -78,14 +78,14 @@ def run_flower(experiment: Experiment, out: Path) -> None:
     run_simulation(server, client, num_supernodes=len(names), backend_config={**one_each, **workers})
 
 
-def answer(message: Any, context: Any) -> Any:
+def respond(message: Any, context: Any) -> Any:
     """A client app: the site of this number answers."""
     from flwr.app import Message
 
     name, parties = f"site-{context.node_config['partition-id']}", Path(os.environ[PARTIES])
     if name not in _sites:
         _sites[name] = Site(Settings(name, parties / name, parties / f"memory-{name}"))
-    return Message(to_record(_sites[name].answer(from_record(message.content))), reply_to=message)
+    return Message(to_record(_sites[name].respond(from_record(message.content))), reply_to=message)
 
 
 def missing(backend: str) -> str:

@@ -1,7 +1,9 @@
 """What the tests share: tiny real experiments on the embedded digits."""
 
+import importlib.util
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,62 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Flower's processes wait more than they work: begun first, they do not keep everybody waiting at the end."""
     items.sort(key=lambda item: item.path.name != "test_sites_flower.py")
+
+
+# What a test may need beyond the core, and which extra brings it: without it the test is skipped, and says so.
+EXTRAS = {
+    "cryptography": "flower",
+    "diffusers": "diffusion",
+    "flwr": "flower",
+    "flwr_datasets": "dev",
+    "matplotlib": "plot",
+    "mkdocs": "docs",
+    "onnx": "onnx",
+    "onnxruntime": "dev",
+    "onnxscript": "onnx",
+    "pandas": "notebook",
+    "playwright": "dev",
+    "pyarrow": "tables",
+    "ray": "ray",
+    "tensorboardX": "tensorboard",
+}
+
+
+def missing_extra(text: str) -> str:
+    """Which library a failure speaks of that is an extra and not installed, as a reason; '' if none."""
+    named = re.findall(r"No module named '(\w+)", text) + re.findall(r"tacit\[(\w+)\]", text)
+    for module, extra in EXTRAS.items():
+        if (module in named or extra in named) and importlib.util.find_spec(module) is None:
+            return f"needs {module}: pip install 'tacit[{extra}]'"
+    return ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    if report.failed and (why := missing_extra(str(report.longrepr))):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {why}")
+    return report
+
+
+def skipping_without_extras() -> Iterator[None]:
+    """Around a phase of a test."""
+    try:
+        return (yield)
+    except Exception as error:
+        if why := missing_extra(str(error)):
+            pytest.skip(why)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    return (yield from skipping_without_extras())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    return (yield from skipping_without_extras())
 
 
 @pytest.fixture

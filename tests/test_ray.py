@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runs import TINY, digest, timeless
-from tacit.backends.ray import _ray
+from tacit.backends.ray import connect
 from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
@@ -17,7 +17,7 @@ from tacit.engine.run import run_experiment
 from tacit.runs.watchers import NullWatcher
 
 try:
-    ray = _ray("")  # as a run does, with a token of its own
+    ray = connect("")  # as a run does, with a token of its own
 except TacitError as error:
     pytest.skip(str(error), allow_module_level=True)
 

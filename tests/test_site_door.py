@@ -62,16 +62,16 @@ class Here:
         self.asked: list[tuple[str, str]] = []
         self.waited = 0.0
 
-    def ask(
+    def request(
         self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
     ) -> dict[str, bytes | NoResponse]:
-        answers: dict[str, bytes | NoResponse] = {}
+        responses: dict[str, bytes | NoResponse] = {}
         for name, envelope in envelopes.items():
             self.asked.append((name, "who" if envelope == WHO else unpack(envelope, Request)[0].kind))
-            answers[name] = NoResponse(self.away[name]) if name in self.away else self.sites[name].answer(envelope)
+            responses[name] = NoResponse(self.away[name]) if name in self.away else self.sites[name].respond(envelope)
             done(name)
         self.waited += patience * any(name in self.away for name in envelopes)
-        return answers
+        return responses
 
 
 @pytest.fixture(scope="module")
@@ -239,8 +239,8 @@ def test_a_site_never_runs_a_file_and_answers_with_a_refusal(canary: Path, parti
     said: list[str] = []
     site = make_site(parties, canary.parent, said=said)
     honest = for_sites(resolve(FEDAVG))
-    ask = federated_of(parties).ask(resolve(FEDAVG), 0, "hello").model_dump()
-    assert unpack(site.answer(envelope(ask)), Response)[0].kind == "hello"
+    request = federated_of(parties).request(resolve(FEDAVG), 0, "hello").model_dump()
+    assert unpack(site.respond(envelope(request)), Response)[0].kind == "hello"
 
     @QUICK
     @given(mutations(honest, hostile_words(canary)))
@@ -250,14 +250,14 @@ def test_a_site_never_runs_a_file_and_answers_with_a_refusal(canary: Path, parti
     @example({**honest, "method": {**honest["method"], "name": "canary.py"}})
     @example({**honest, "data": {**honest["data"], "sites": [str(canary)]}})
     def feed(mutant: dict[str, Any]) -> None:
-        answer, _ = unpack(site.answer(envelope({**ask, "experiment": mutant})), Response)
+        response, _ = unpack(site.respond(envelope({**request, "experiment": mutant})), Response)
         assert not sings(canary)
         assert "tacit_own_canary" not in sys.modules
-        if answer.kind != "refused":  # then it is another honest experiment, in its one form
+        if response.kind != "refused":  # then it is another honest experiment, in its one form
             used, _ = experiment_from_wire(mutant, find_method)
             assert json.dumps(for_sites(used)) == json.dumps(mutant)
-        assert answer.why.isprintable()
-        assert "its work failed" not in answer.why  # refused on purpose, not by accident
+        assert response.why.isprintable()
+        assert "its work failed" not in response.why  # refused on purpose, not by accident
         assert all(line.isprintable() and len(line) <= 2000 for line in said)
         said.clear()
 
@@ -272,13 +272,13 @@ def envelope(header: Mapping[str, Any], content: bytes = b"") -> bytes:
 
 def test_no_key_twice_and_no_other_spelling_of_a_header(canary: Path, parties: Path) -> None:
     site = make_site(parties, canary.parent)
-    text = json.dumps(federated_of(parties).ask(resolve(FEDAVG), 0, "hello").model_dump())
+    text = json.dumps(federated_of(parties).request(resolve(FEDAVG), 0, "hello").model_dump())
     twice = text.replace('"method": {', f'"method": {{"name": "{canary}", "preset": "paper"}}, "method": {{', 1)
     for other in (twice, text.replace(": ", ":"), text.replace('"seed": 0', '"seed": 0.0'), text + " "):
         assert other != text
         data = other.encode()
-        answer, _ = unpack(site.answer(MARK + struct.pack("<I", len(data)) + data), Response)
-        assert answer.kind == "refused"
+        response, _ = unpack(site.respond(MARK + struct.pack("<I", len(data)) + data), Response)
+        assert response.kind == "refused"
         assert not sings(canary)
 
 
@@ -322,8 +322,8 @@ def test_a_file_that_was_changed_since_the_join_is_refused_and_not_run(
     before = own.read_bytes()
 
     def hello() -> Response:
-        ask = replace(federated_of(parties), method_sha256=sha256).ask(experiment, 0, "hello")
-        return unpack(site.answer(pack(ask)), Response)[0]
+        request = replace(federated_of(parties), method_sha256=sha256).request(experiment, 0, "hello")
+        return unpack(site.respond(pack(request)), Response)[0]
 
     file = method_file(experiment)
     assert file is not None
@@ -377,9 +377,9 @@ def test_no_message_ends_a_site(parties: Path, tmp_path: Path) -> None:
     experiment = resolve(FEDAVG, {"net.name": "cnn-2", "data.subset": 100})
     federated = federated_of(parties)
     model = payload.to_bytes({"model": prepare(experiment).setup.build().state_dict()})
-    train = federated.ask(experiment, 0, "train", stage="main", round=0, rounds=2)
-    honest = [pack(federated.ask(experiment, 0, "hello")), pack(train, model)]
-    assert [unpack(site.answer(data), Response)[0].kind for data in honest] == ["hello", "train"]
+    train = federated.request(experiment, 0, "train", stage="main", round=0, rounds=2)
+    honest = [pack(federated.request(experiment, 0, "hello")), pack(train, model)]
+    assert [unpack(site.respond(data), Response)[0].kind for data in honest] == ["hello", "train"]
     words = ["", "x" * 1000, "\x1b[2J", "\u202e", "../..", "main\n", "canary.py"]
     values = st.one_of(
         st.sampled_from([None, True, -1, 2**31, 10**400, 1e400, [], {}, [[]], deep(900)]), st.sampled_from(words)
@@ -412,9 +412,9 @@ def test_no_message_ends_a_site(parties: Path, tmp_path: Path) -> None:
     @example(pack(train, payload.to_bytes({"model": {"a" * 9: torch.zeros(2)}}).replace(b"a" * 9, rb"\u001b[2J")))
     @example(pack(train, payload.to_bytes({})))
     def feed(data: bytes) -> None:
-        answer, _ = unpack(site.answer(data), Response)
-        assert answer.kind in ("refused", "train", "hello")
-        assert answer.why.isprintable()
+        response, _ = unpack(site.respond(data), Response)
+        assert response.kind in ("refused", "train", "hello")
+        assert response.why.isprintable()
         assert all(line.isprintable() and len(line) <= 2000 for line in said)
         said.clear()
 
@@ -433,17 +433,17 @@ def test_a_method_that_exits_and_a_terminal_that_is_gone_do_not_end_a_site(parti
         raise BrokenPipeError
 
     site = Site(Settings("site-0", parties / "site-0", tmp_path, (path,)), say)
-    train = federated.ask(experiment, 0, "train", stage="main", round=0, rounds=2)
-    answer, _ = unpack(site.answer(pack(train, payload.to_bytes({}))), Response)
-    assert "its work failed (SystemExit)" in answer.why
-    assert unpack(site.answer(pack(federated.ask(experiment, 0, "hello"))), Response)[0].kind == "hello"
+    train = federated.request(experiment, 0, "train", stage="main", round=0, rounds=2)
+    response, _ = unpack(site.respond(pack(train, payload.to_bytes({}))), Response)
+    assert "its work failed (SystemExit)" in response.why
+    assert unpack(site.respond(pack(federated.request(experiment, 0, "hello"))), Response)[0].kind == "hello"
 
 
 def test_too_large_a_message_is_not_looked_at(parties: Path, tmp_path: Path) -> None:
     said: list[str] = []
     site = make_site(parties, tmp_path, said=said, largest=5000)
-    answer, _ = unpack(site.answer(pack(Response(kind="hello"), b"x" * 6000)), Response)
-    assert answer.kind == "refused"
+    response, _ = unpack(site.respond(pack(Response(kind="hello"), b"x" * 6000)), Response)
+    assert response.kind == "refused"
     assert "at most 5000 were expected" in said[0]
 
 
@@ -455,7 +455,7 @@ HOSTILE_TEXT = "\x1b]0;PWN\x07[/red]\u202e" * 40
 
 def test_what_a_site_says_is_bounded_and_printable_at_the_server(parties: Path, tmp_path: Path) -> None:
     class Liar(Site):
-        def answer(self, data: bytes) -> bytes:
+        def respond(self, data: bytes) -> bytes:
             return pack(Response(kind="refused", why=HOSTILE_TEXT))
 
     sites = make_sites(parties, tmp_path)
@@ -565,9 +565,9 @@ def test_a_push_that_flower_gave_up_is_repeated(monkeypatch: pytest.MonkeyPatch)
     identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity  # Flower's own processes set it
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(identity, name, 1)
-    assert Grid(BusyGrid(2)).ask({"site-0": b"hello"}, 5.0, lambda name: None) == {"site-0": b"hello"}
+    assert Grid(BusyGrid(2)).request({"site-0": b"hello"}, 5.0, lambda name: None) == {"site-0": b"hello"}
     with pytest.raises(TacitError, match="did not take the messages"):
-        Grid(BusyGrid(9)).ask({"site-0": b"hello"}, 5.0, lambda name: None)
+        Grid(BusyGrid(9)).request({"site-0": b"hello"}, 5.0, lambda name: None)
 
 
 # --- Who takes part, and with how many images -------------------------------------------------------------

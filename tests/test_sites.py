@@ -58,16 +58,16 @@ class Here:
         self.sites = dict(sites)
         self.seen: list[tuple[bytes, bytes]] = []
 
-    def ask(
+    def request(
         self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
     ) -> dict[str, bytes | NoResponse]:
-        answers: dict[str, bytes | NoResponse] = {}
+        responses: dict[str, bytes | NoResponse] = {}
         for name, envelope in reversed(list(envelopes.items())):
-            answer = self.sites[name].answer(envelope)
-            self.seen.append((envelope, answer))
-            answers[name] = answer
+            response = self.sites[name].respond(envelope)
+            self.seen.append((envelope, response))
+            responses[name] = response
             done(name)
-        return answers
+        return responses
 
 
 def simulated(method: str, placement: str, **more: object) -> Experiment:
@@ -169,10 +169,10 @@ def test_nothing_but_the_reply_leaves_a_site_and_nothing_of_the_servers_machine_
     job, sites = at_sites(experiment, tmp_path)
     here = Here(sites)
     run_at_sites(job, here, NullWatcher())
-    for envelope, answer in here.seen:
-        assert str(tmp_path).encode() not in envelope + answer
+    for envelope, response in here.seen:
+        assert str(tmp_path).encode() not in envelope + response
         assert b"secret plan" not in envelope
-        header, content = unpack(answer, Response)
+        header, content = unpack(response, Response)
         assert header.kind == "hello" or set(payload.from_bytes(content)) == {"model"}
         assert len(content) < 110_000  # weights; no image would fit beside them unnoticed
 
@@ -181,14 +181,14 @@ def test_a_site_that_is_away_or_fails_is_named_and_the_round_goes_on(tmp_path: P
     experiment = simulated("fedavg", "clients")
     job, sites = at_sites(experiment, tmp_path)
     here = Here(sites)
-    ask = here.ask
+    request = here.request
 
     def broken(envelopes: Mapping[str, bytes], *rest: object) -> dict[str, bytes | NoResponse]:
         hello = not here.seen
-        answers = ask(envelopes, *rest)  # type: ignore[arg-type]
-        return answers if hello else {**answers, "site-1": NoResponse("it is not there")}
+        responses = request(envelopes, *rest)  # type: ignore[arg-type]
+        return responses if hello else {**responses, "site-1": NoResponse("it is not there")}
 
-    here.ask = broken  # type: ignore[method-assign]
+    here.request = broken  # type: ignore[method-assign]
     run = run_at_sites(job, here, NullWatcher())
     assert run.records[0]["answered"] == [0, 2]
     assert run.records[0]["refused"] == [{"client": 1, "why": "site-1: it is not there"}]
@@ -197,14 +197,14 @@ def test_a_site_that_is_away_or_fails_is_named_and_the_round_goes_on(tmp_path: P
 def test_a_site_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None:
     job, sites = at_sites(simulated("fedavg", "clients"), tmp_path)
     here = Here(sites)
-    ask, asked = here.ask, []
+    request, asked = here.request, []
 
     def late(envelopes: Mapping[str, bytes], *rest: object) -> dict[str, bytes | NoResponse]:
         asked.append(sorted(envelopes))
-        answers = ask(envelopes, *rest)  # type: ignore[arg-type]
-        return answers if len(asked) > 1 else {**answers, "site-1": NoResponse("gone")}
+        responses = request(envelopes, *rest)  # type: ignore[arg-type]
+        return responses if len(asked) > 1 else {**responses, "site-1": NoResponse("gone")}
 
-    here.ask = late  # type: ignore[method-assign]
+    here.request = late  # type: ignore[method-assign]
     assert run_at_sites(job, here, NullWatcher()).records[0]["answered"] == [0, 1, 2]
     assert asked[:2] == [["site-0", "site-1", "site-2"], ["site-1"]]
 
@@ -361,7 +361,7 @@ def test_a_site_answers_strange_bytes_without_a_word_of_itself(tmp_path: Path) -
     said: list[str] = []
     site = Site(Settings("a", tmp_path, tmp_path), said.append)
     for data in (b"", b"hello", pack(Response(kind="hello"))):
-        header, rest = unpack(site.answer(data), Response)
+        header, rest = unpack(site.respond(data), Response)
         assert (header.kind, rest) == ("refused", b"")
     assert len(said) == 3
 
@@ -592,7 +592,10 @@ def test_preview_shows_the_very_bytes_and_sends_nothing(tmp_path: Path) -> None:
     here = Here(sites)
     run_at_sites(job, here, NullWatcher())
     names = {
-        n for _, answer in here.seen if len(answer) > 1000 for n in payload.from_bytes(unpack(answer, Response)[1])
+        n
+        for _, response in here.seen
+        if len(response) > 1000
+        for n in payload.from_bytes(unpack(response, Response)[1])
     }
     assert names == {"model", "counts"} == set(found["main"].send)
 

@@ -230,9 +230,9 @@ def test_another_process_of_this_machine_starts_nothing(world: World) -> None:
             assert post("/v1/runtime/acquire-task", AcquireTaskRequest(), **headers).status_code == 403
             assert client.get("/docs", headers=headers).status_code == 405
         other = build_fab_from_files({**own_app(), "tacit_site/server_app.py": b"import os; os.abort()"})[0]
-        answer = post("/v1/control/start-run", StartRunRequest(fab=Fab(content=other)), **secret)
-        assert answer.status_code == 403
-        assert "the app of its own tacit and no other" in answer.text
+        response = post("/v1/control/start-run", StartRunRequest(fab=Fab(content=other)), **secret)
+        assert response.status_code == 403
+        assert "the app of its own tacit and no other" in response.text
         assert post("/v1/runtime/create-task", AcquireTaskRequest(), **secret).status_code == 404
         assert post("/v1/control/list-nodes", ListNodesRequest(), **secret).status_code == 200  # it is the secret
 
@@ -290,14 +290,14 @@ def test_what_nobody_may_send_is_not_kept_in_memory(world: World, how: str) -> N
         head += {"told": b"Content-Length: 314572800\r\n\r\n", "chunked": b"Transfer-Encoding: chunked\r\n\r\n"}.get(
             how, b""
         )
-        answer = b""
+        response = b""
         with suppress(OSError):  # it may hang up
             connection.sendall(head)
             for number in range(300):
                 chunk = {"chunked": b"100000\r\n" + piece + b"\r\n", "header": b"x-%d: " % number + piece + b"\r\n"}
                 connection.sendall(chunk.get(how, piece))
-            answer = connection.recv(100)
-    assert answer.split()[1:2] in ([], [b"401"], [b"400"])  # 400: too many headers, known before there is a call
+            response = connection.recv(100)
+    assert response.split()[1:2] in ([], [b"401"], [b"400"])  # 400: too many headers, known before there is a call
     assert memory_of(superlink) - before < 100 << 20
     assert world.server.popen.poll() is None
 

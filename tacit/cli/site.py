@@ -124,7 +124,7 @@ def join(
     found = site_home(home)
     keeper.needs_flower()
     site = _site(found, data, method, ignore_labels)
-    _until_stopped(lambda stop: keeper.join(_absolute(found), site.answer, _say, stop))
+    _until_stopped(lambda stop: keeper.join(_absolute(found), site.respond, _say, stop))
 
 
 def _site(found: Any, data: Path, method: list[Path] | None, ignore_labels: bool) -> Any:

@@ -42,7 +42,7 @@ class NoResponse:
 class Transport(Protocol):
     """Asks sites by name; each gives bytes back, or is silent for a reason."""
 
-    def ask(
+    def request(
         self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
     ) -> dict[str, bytes | NoResponse]: ...
 
@@ -62,7 +62,7 @@ class Federated:
     largest_reply: int = 0  # bytes (0: four times what was sent down, and a megabyte)
     answered: tuple[int, ...] = ()  # how many rounds were done when each site answered last, as it says itself
 
-    def ask(self, experiment: Experiment, client: int, kind: str, **round_info: Any) -> Request:
+    def request(self, experiment: Experiment, client: int, kind: str, **round_info: Any) -> Request:
         return Request.model_validate(
             {
                 "kind": kind,
@@ -113,12 +113,12 @@ class FlowerBackend:
                 answered.append(name)
                 done(before + len(answered))
 
-            answers = self.transport.ask(envelopes, self.federated.patience, count) if envelopes else {}
+            responses = self.transport.request(envelopes, self.federated.patience, count) if envelopes else {}
             for name, (place, task) in places.items():
-                answer = answers.get(name, NoResponse(skipped.get(name, "it did not answer")))
-                outcomes[place] = self._outcome(task, answer)
-                if isinstance(answer, NoResponse) and name not in skipped:
-                    self._silent[name] = f"since {round_info.stage} round {round_info.round + 1} ({answer.why})"
+                response = responses.get(name, NoResponse(skipped.get(name, "it did not answer")))
+                outcomes[place] = self._outcome(task, response)
+                if isinstance(response, NoResponse) and name not in skipped:
+                    self._silent[name] = f"since {round_info.stage} round {round_info.round + 1} ({response.why})"
         return [outcomes[place] for place in range(len(tasks))]
 
     def _why_not(self, name: str) -> str:
@@ -133,9 +133,9 @@ class FlowerBackend:
         silent = [name for name in self._silent if name in names and name not in self.federated.left_out]
         if silent:
             patience = min(PING, self.federated.patience)
-            answers = self.transport.ask(dict.fromkeys(silent, WHO), patience, lambda name: None)
+            responses = self.transport.request(dict.fromkeys(silent, WHO), patience, lambda name: None)
             for name in silent:
-                if answers.get(name) == name.encode():
+                if responses.get(name) == name.encode():
                     del self._silent[name]
 
     def _envelope(self, stage: Stage, round_info: RoundInfo, wave: int, task: Task) -> bytes:
@@ -145,17 +145,17 @@ class FlowerBackend:
             "rounds": round_info.rounds,
             "step": round_info.step,
         }
-        ask = self.federated.ask(self.experiment, task.client, "train", **when, wave=wave, group=task.group)
-        return pack(ask, payload.to_bytes(task.send))
+        request = self.federated.request(self.experiment, task.client, "train", **when, wave=wave, group=task.group)
+        return pack(request, payload.to_bytes(task.send))
 
-    def _outcome(self, task: Task, answer: bytes | NoResponse) -> Outcome:
+    def _outcome(self, task: Task, response: bytes | NoResponse) -> Outcome:
         nothing = Reply(send={}, examples=0, client=task.client, group=task.group)
         name = self.federated.sites[task.client]
-        if isinstance(answer, NoResponse):
-            return Outcome(nothing, None, 0.0, fault=f"{name}: {safe(answer.why, LONGEST_FAULT)}")
+        if isinstance(response, NoResponse):
+            return Outcome(nothing, None, 0.0, fault=f"{name}: {safe(response.why, LONGEST_FAULT)}")
         largest = self.federated.largest_reply or 4 * payload.nbytes(task.send) + ROOM
         try:
-            reply = read_reply(answer, task, largest)
+            reply = read_reply(response, task, largest)
         except TacitError as error:
             return Outcome(nothing, None, 0.0, fault=f"{name}: {safe(error, LONGEST_FAULT)}")
         return Outcome(reply, None, 0.0)
@@ -171,9 +171,9 @@ class FlowerBackend:
         pass
 
 
-def read_reply(answer: bytes, task: Task, largest: int) -> Reply:
+def read_reply(response: bytes, task: Task, largest: int) -> Reply:
     """The reply in an envelope from a site, or a TacitError that says why it is none."""
-    header, content = unpack(answer, Response, largest)
+    header, content = unpack(response, Response, largest)
     if header.kind == "refused":
         raise TacitError(f"refused: {header.why}")
     if header.kind != "train" or (header.client, header.group) != (task.client, task.group):
@@ -202,22 +202,24 @@ def say_hello(
     what it said earlier stays as it was.
     """
     numbers = {name: k for k, name in enumerate(federated.sites) if name not in federated.left_out}
-    envelopes = {name: pack(federated.ask(experiment, number, "hello", step=done)) for name, number in numbers.items()}
+    envelopes = {
+        name: pack(federated.request(experiment, number, "hello", step=done)) for name, number in numbers.items()
+    }
     end = time.monotonic() + wait
-    answers = transport.ask(envelopes, patience, lambda name: None)
+    responses = transport.request(envelopes, patience, lambda name: None)
     while time.monotonic() < end:
-        away = [name for name in envelopes if isinstance(answers.get(name, NoResponse("")), NoResponse)]
+        away = [name for name in envelopes if isinstance(responses.get(name, NoResponse("")), NoResponse)]
         if not away:
             break
         time.sleep(1.0)
-        answers |= transport.ask({name: envelopes[name] for name in away}, patience, lambda name: None)
+        responses |= transport.request({name: envelopes[name] for name in away}, patience, lambda name: None)
     faults = []
     labeled = set(federated.labeled) - set(numbers.values())
     images = list(federated.images or [0] * len(federated.sites))
     answered = [0] * len(federated.sites)
     for name, number in numbers.items():
         try:
-            header = _hello_in(answers.get(name, NoResponse("it did not answer")), number)
+            header = _hello_in(responses.get(name, NoResponse("it did not answer")), number)
             images[number], answered[number] = header.images, header.answered
             labeled |= {number} if header.labeled else set()
         except TacitError as error:
@@ -227,10 +229,10 @@ def say_hello(
     return replace(federated, labeled=tuple(sorted(labeled)), images=tuple(images), answered=tuple(answered))
 
 
-def _hello_in(answer: bytes | NoResponse, client: int) -> Response:
-    if isinstance(answer, NoResponse):
-        raise TacitError(answer.why)
-    header, _ = unpack(answer, Response, ROOM)
+def _hello_in(response: bytes | NoResponse, client: int) -> Response:
+    if isinstance(response, NoResponse):
+        raise TacitError(response.why)
+    header, _ = unpack(response, Response, ROOM)
     if header.kind != "hello" or header.client != client:
         raise TacitError(header.why or "an answer to another question")
     return header
@@ -255,39 +257,39 @@ class Grid:
         nodes = [node for node in self.grid.get_nodes() if node.status in ("", "online")]
         if self.insecure:
             new = [node.node_id for node in nodes if node.node_id not in self._names]
-            answers = self._exchange(dict.fromkeys(new, WHO), 30.0, lambda node: None)
-            self._names |= {node: _name(data) for node, data in answers.items() if isinstance(data, bytes)}
+            responses = self._exchange(dict.fromkeys(new, WHO), 30.0, lambda node: None)
+            self._names |= {node: _name(data) for node, data in responses.items() if isinstance(data, bytes)}
             return {self._names[node.node_id]: node.node_id for node in nodes if node.node_id in self._names}
         return {node.name: node.node_id for node in nodes if node.name}
 
-    def ask(
+    def request(
         self, envelopes: Mapping[str, bytes], patience: float, done: Callable[[str], None]
     ) -> dict[str, bytes | NoResponse]:
         nodes = self.online()
         names = {nodes[name]: name for name in envelopes if name in nodes}
-        answers = self._exchange(
+        responses = self._exchange(
             {node: envelopes[name] for node, name in names.items()}, patience, lambda node: done(names[node])
         )
         absent: dict[str, bytes | NoResponse] = {
             name: NoResponse("it is not there") for name in envelopes if name not in nodes
         }
-        return absent | {names[node]: answer for node, answer in answers.items()}
+        return absent | {names[node]: response for node, response in responses.items()}
 
     def _exchange(
         self, envelopes: Mapping[int, bytes], patience: float, done: Callable[[int], None]
     ) -> dict[int, bytes | NoResponse]:
         """Push, then look for replies at our own pace (Flower's own send_and_receive sleeps three seconds)."""
         waiting = self._push(envelopes, patience) if envelopes else {}
-        answers: dict[int, bytes | NoResponse] = {}
+        responses: dict[int, bytes | NoResponse] = {}
         end = time.monotonic() + patience
         while waiting and time.monotonic() < end:
             for message in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(message.metadata.reply_to_message_id, None)
                 if node is not None:
-                    answers[node] = _answer(message)
+                    responses[node] = _answer(message)
                     done(node)
             time.sleep(POLL if waiting else 0)
-        return answers | {node: NoResponse(f"no answer within {patience:g} s") for node in waiting.values()}
+        return responses | {node: NoResponse(f"no answer within {patience:g} s") for node in waiting.values()}
 
     def _push(self, envelopes: Mapping[int, bytes], patience: float) -> dict[str, int]:
         """The nodes by the numbers of the messages to them.
@@ -310,9 +312,9 @@ class Grid:
         raise TacitError(f"Flower did not take the messages to the sites, {PUSHES} times. See the server's log.")
 
 
-def _name(answer: bytes) -> str:
+def _name(response: bytes) -> str:
     """The name that a site gives itself, as far as it is one."""
-    return safe(answer[:100].decode("ascii", "replace"), 100)
+    return safe(response[:100].decode("ascii", "replace"), 100)
 
 
 def _answer(message: Any) -> bytes | NoResponse:

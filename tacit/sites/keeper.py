@@ -88,7 +88,7 @@ def needs_flower() -> None:
         raise TacitError("Real sites need Flower: pip install 'tacit[flower]'") from None
 
 
-def answers(address: str, seconds: float = 2.0) -> bool:
+def is_listening(address: str, seconds: float = 2.0) -> bool:
     """Whether somebody listens there."""
     host, _, port = address.rpartition(":")
     try:
@@ -104,7 +104,7 @@ def answers(address: str, seconds: float = 2.0) -> bool:
 def serve(home: ServerHome, say: Say, stop: threading.Event) -> None:
     """Run the server until told to stop. Who may join is what lies in `sites/`, at every moment."""
     needs_flower()
-    if answers(home.local_address):
+    if is_listening(home.local_address):
         raise TacitError(
             f"Somebody already listens on {home.local_address}: another server? Stop it, or change server.toml."
         )
@@ -160,7 +160,7 @@ def _wait_until_up(child: Child, home: ServerHome, stop: threading.Event, second
     from tacit.sites.control import wait_until_ready
 
     end = time.monotonic() + seconds
-    while not answers(home.local_address):
+    while not is_listening(home.local_address):
         if not child.running or time.monotonic() > end or stop.is_set():
             raise TacitError(f"The server did not start:\n{child.words()}\nIts log: {child.log}")
         time.sleep(0.2)
@@ -198,10 +198,10 @@ def _agree(control: Any, home: ServerHome, say: Say) -> bool:
 # --- A site -----------------------------------------------------------------------------------------------
 
 
-def join(home: SiteHome, answer: Callable[[bytes], bytes], say: Say, stop: threading.Event) -> None:
+def join(home: SiteHome, response: Callable[[bytes], bytes], say: Say, stop: threading.Event) -> None:
     """Take part until told to stop. A connection that is lost or refused for now is tried again, ever more slowly."""
     needs_flower()
-    desk = RelayServer(answer)
+    desk = RelayServer(response)
     surroundings = environment(home.folder, **{SOCKET: str(desk.path)})
     pause = 1.0
     try:
@@ -254,7 +254,7 @@ def _watch(child: Child, home: SiteHome, say: Say, stop: threading.Event) -> boo
 def _wait_for_server(home: SiteHome, say: Say, stop: threading.Event) -> None:
     """Until somebody listens at the server's address; Flower's process is not started in vain."""
     announced = False
-    while not stop.is_set() and not answers(home.server, 10.0):
+    while not stop.is_set() and not is_listening(home.server, 10.0):
         if not announced:
             say(f"Waiting for the server at {home.server}: nobody listens there yet.")
             announced = True
@@ -338,7 +338,7 @@ def submit(home: ServerHome, job: Job, say: Say) -> JobLog:
     needs_flower()
     end = time.monotonic() + job.wait
     start, announced = f"tacit site serve --home {home.folder}", False
-    while not answers(home.local_address):
+    while not is_listening(home.local_address):
         if time.monotonic() > end:
             raise TacitError(f"Nobody listens on {home.local_address}. Start the server first: {start}")
         if not announced:
@@ -371,7 +371,7 @@ def follow(
         shown = len(entries)
         if process and not _alive(process) and len(job_log.read()) == shown:
             return False
-        if not process and (time.monotonic() > end or not answers(home.local_address, 30.0)):
+        if not process and (time.monotonic() > end or not is_listening(home.local_address, 30.0)):
             return False  # it was never started
         time.sleep(0.2)
 

@@ -69,7 +69,7 @@ def look(site: Site, experiment: Experiment, facts: Facts) -> tuple[Experiment, 
         SharedFacts(**dataclasses.asdict(facts)),
         method_sha256=file.sha256 if file else "",
     )
-    return site._look(federated.ask(experiment, 0, "hello"))
+    return site._look(federated.request(experiment, 0, "hello"))
 
 
 def replies(site: Site, experiment: Experiment, facts: Facts) -> list[tuple[Stage, Reply]]:

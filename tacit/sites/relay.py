@@ -45,8 +45,8 @@ def send_request(data: bytes) -> bytes:
 class RelayServer:
     """In the process that has the data: takes one message at a time and answers it."""
 
-    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
-        self.answer = answer
+    def __init__(self, response: Callable[[bytes], bytes]) -> None:
+        self.respond = response
         self.folder = tempfile.TemporaryDirectory(prefix="tacit-")  # a short path, and open to this user only
         self.path = Path(self.folder.name) / "desk"
         self.listener = socket.socket(socket.AF_UNIX)
@@ -62,7 +62,7 @@ class RelayServer:
                 return
             with connection:
                 try:
-                    _send(connection, self.answer(_receive(connection)))
+                    _send(connection, self.respond(_receive(connection)))
                 except OSError:
                     continue  # Flower's process is gone: nobody waits for this answer
 

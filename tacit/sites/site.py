@@ -72,13 +72,13 @@ class Site:
         self._work: dict[str, tuple[tuple[Stage, ...], Worker]] = {}
         one_thread()
 
-    def answer(self, data: bytes) -> bytes:
+    def respond(self, data: bytes) -> bytes:
         """The envelope that goes back. Whatever goes wrong, the details stay in this site's own log."""
         if data == WHO:
             return self.settings.name.encode()
         try:
-            ask, content = unpack(data, Request, self.settings.largest)
-            envelope, line = self._hello(ask) if ask.kind == "hello" else self._train(ask, content)
+            request, content = unpack(data, Request, self.settings.largest)
+            envelope, line = self._hello(request) if request.kind == "hello" else self._train(request, content)
         except Refusal as refusal:
             envelope, line = _refused(str(refusal)), f"refused: {refusal}"
         except TacitError as error:
@@ -97,43 +97,46 @@ class Site:
         except Exception:
             log.warning("A line could not be shown.")
 
-    def _hello(self, ask: Request) -> tuple[bytes, str]:
-        experiment, _, shard = self._look(ask)
-        memory = self._kept(ask, experiment)
-        memory.go_back(ask.step)
-        answered = self._check_memory(memory, ask.step)
+    def _hello(self, request: Request) -> tuple[bytes, str]:
+        experiment, _, shard = self._look(request)
+        memory = self._kept(request, experiment)
+        memory.go_back(request.step)
+        answered = self._check_memory(memory, request.step)
         held = f"{len(shard.labeled)} labelled and {len(shard.unlabeled)} unlabelled images"
-        line = f"run {ask.run}: {experiment.method['name']}, this site is client {ask.client} with {held}"
-        return pack(hello_of(shard, ask.client, answered)), line
+        line = f"run {request.run}: {experiment.method['name']}, this site is client {request.client} with {held}"
+        return pack(hello_of(shard, request.client, answered)), line
 
-    def _train(self, ask: Request, content: bytes) -> tuple[bytes, str]:
-        stages, worker = self._worker(ask)
-        stage = next((stage for stage in stages if stage.name == ask.stage), None)
+    def _train(self, request: Request, content: bytes) -> tuple[bytes, str]:
+        stages, worker = self._worker(request)
+        stage = next((stage for stage in stages if stage.name == request.stage), None)
         if stage is None:
-            raise Refusal(f"the method has no stage '{ask.stage}'")
-        round_info = RoundInfo(ask.stage, ask.round, ask.rounds, ask.step)
-        task = Task(ask.client, payload.from_bytes(content, Limits(total=self.settings.largest)), ask.group)
-        if ask.wave == 0:
-            worker.memory.go_back(ask.step)  # of this round or later: the server went back, and they are run again
-            self._check_memory(worker.memory, ask.step)
-            worker.memory.forget(ask.step)
-        outcome = worker.run(stage, round_info, ask.wave, task)
+            raise Refusal(f"the method has no stage '{request.stage}'")
+        round_info = RoundInfo(request.stage, request.round, request.rounds, request.step)
+        task = Task(request.client, payload.from_bytes(content, Limits(total=self.settings.largest)), request.group)
+        if request.wave == 0:
+            worker.memory.go_back(request.step)  # of this round or later: the server went back, and they are run again
+            self._check_memory(worker.memory, request.step)
+            worker.memory.forget(request.step)
+        outcome = worker.run(stage, round_info, request.wave, task)
         if outcome.fault:
             raise Refusal(outcome.fault)
-        Ledger(worker.memory).write(ask.client, ask.step)
+        Ledger(worker.memory).write(request.client, request.step)
         reply = outcome.reply
         data = sent(reply)
-        self._note(ask, reply, len(data))
+        self._note(request, reply, len(data))
         names = ", ".join(f"{name} {size}" for name, size in content_of(reply).items())
-        return data, f"{ask.stage} round {ask.round + 1}/{ask.rounds}: sent {names} ({size_text(len(data))} in all)"
+        return (
+            data,
+            f"{request.stage} round {request.round + 1}/{request.rounds}: sent {names} ({size_text(len(data))} in all)",
+        )
 
-    def _note(self, ask: Request, reply: Reply, size: int) -> None:
+    def _note(self, request: Request, reply: Reply, size: int) -> None:
         """One line for each answer, for whoever must account for what left this site."""
         entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "run": ask.run,
-            "stage": ask.stage,
-            "round": ask.round,
+            "run": request.run,
+            "stage": request.stage,
+            "round": request.round,
             "bytes": size,
             "send": {name: list(t.shape) for name, t in payload.tensors(reply.send)},
             "numbers": {n: v for n, v in reply.send.items() if isinstance(v, int | float)},
@@ -146,20 +149,20 @@ class Site:
 
     # --- What it is asked to do, looked at before it is done -----------------------------------------------
 
-    def _look(self, ask: Request) -> tuple[Experiment, type[Method], Shard]:
-        if ask.version != __version__:
+    def _look(self, request: Request) -> tuple[Experiment, type[Method], Shard]:
+        if request.version != __version__:
             raise Refusal(
-                f"it runs tacit {__version__}, the server {ask.version}: install the same version on both sides"
+                f"it runs tacit {__version__}, the server {request.version}: install the same version on both sides"
             )
-        if ask.site != self.settings.name:
-            raise Refusal(f"the server takes it for '{ask.site}', but it is '{self.settings.name}'")
+        if request.site != self.settings.name:
+            raise Refusal(f"the server takes it for '{request.site}', but it is '{self.settings.name}'")
         experiment, method = experiment_from_wire(
-            ask.experiment, lambda name: find_allowed(name, ask.method_sha256, self.methods)
+            request.experiment, lambda name: find_allowed(name, request.method_sha256, self.methods)
         )
-        return experiment, method, self._shard(ask, experiment)
+        return experiment, method, self._shard(request, experiment)
 
-    def _kept(self, ask: Request, experiment: Experiment) -> ClientMemory:
-        return ClientMemory(self.settings.memory / "kept" / ask.run, experiment.keep)
+    def _kept(self, request: Request, experiment: Experiment) -> ClientMemory:
+        return ClientMemory(self.settings.memory / "kept" / request.run, experiment.keep)
 
     def _check_memory(self, memory: ClientMemory, step: int) -> int:
         """How many rounds were done when this site answered last; what it kept then must be there."""
@@ -171,8 +174,8 @@ class Site:
             self._log(str(error))
             raise Refusal("what it kept in earlier rounds is missing or damaged; its own log says what to do") from None
 
-    def _shard(self, ask: Request, experiment: Experiment) -> Shard:
-        party, placement = self._party(ask), experiment.data.placement
+    def _shard(self, request: Request, experiment: Experiment) -> Shard:
+        party, placement = self._party(request), experiment.data.placement
         labeled = party.labels >= 0
         if placement == "server" and labeled.any():
             raise Refusal(
@@ -188,8 +191,8 @@ class Site:
         # As in a simulation: where every client has a few labels, those images count as unlabelled data, too.
         return Shard(known, (images if placement == "clients" else images[~mask]).to(device))
 
-    def _party(self, ask: Request) -> PartyData:
-        facts = Facts(**ask.facts.model_dump())
+    def _party(self, request: Request) -> PartyData:
+        facts = Facts(**request.facts.model_dump())
         if facts not in self._parties:
             try:
                 party = load_party(self.settings.data, facts)
@@ -201,13 +204,15 @@ class Site:
             self._parties = {facts: party.without_labels() if self.settings.ignore_labels else party}
         return self._parties[facts]
 
-    def _worker(self, ask: Request) -> tuple[tuple[Stage, ...], Worker]:
+    def _worker(self, request: Request) -> tuple[tuple[Stage, ...], Worker]:
         about_the_moment = {"kind", "stage", "round", "rounds", "step", "wave", "group"}
-        same = json.dumps(ask.model_dump(exclude=about_the_moment))
+        same = json.dumps(request.model_dump(exclude=about_the_moment))
         if same not in self._work:
-            experiment, method, shard = self._look(ask)
-            setup = site_setup(experiment, Facts(**ask.facts.model_dump()), ask.clients, ask.labeled_clients)
-            worker = Worker(setup, OwnShard(shard), self._kept(ask, experiment))
+            experiment, method, shard = self._look(request)
+            setup = site_setup(
+                experiment, Facts(**request.facts.model_dump()), request.clients, request.labeled_clients
+            )
+            worker = Worker(setup, OwnShard(shard), self._kept(request, experiment))
             self._work = {same: (stages_of(experiment, method), worker)}
         return self._work[same]
 
@@ -235,14 +240,14 @@ def hello_of(shard: Shard, client: int, answered: int = 0) -> Response:
 
 def sent(reply: Reply) -> bytes:
     """The very bytes that leave a site for a reply."""
-    answer = Response(
+    response = Response(
         kind="train",
         client=reply.client,
         group=reply.group,
         examples=float(reply.examples),
         metrics={name: float(value) for name, value in reply.metrics.items()},
     )
-    return pack(answer, payload.to_bytes(reply.send))
+    return pack(response, payload.to_bytes(reply.send))
 
 
 def content_of(reply: Reply) -> dict[str, str]:

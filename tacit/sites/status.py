@@ -11,11 +11,11 @@ from tacit.core.errors import TacitError
 from tacit.core.formatting import size_text
 from tacit.sites.home import ServerHome, SiteHome
 from tacit.sites.jobs import JobLog
-from tacit.sites.keeper import answers
+from tacit.sites.keeper import is_listening
 
 
 def tell_server(home: ServerHome, screen: SafeConsole) -> None:
-    up = answers(home.local_address)
+    up = is_listening(home.local_address)
     screen.print(f"Server {home.folder}: {'listens' if up else 'does not listen'} on {home.bind}:{home.port}")
     known: dict[str, str] = {}
     if up:
@@ -48,7 +48,7 @@ def _story(path: Any, job_log: JobLog) -> str:
 
 
 def tell_site(home: SiteHome, screen: SafeConsole) -> None:
-    up = answers(home.server)
+    up = is_listening(home.server)
     screen.print(f"Site {home.name}: the server {home.server} {'answers' if up else 'does not answer'}")
     for run in sorted((home.folder / "kept").glob("*")):
         size = sum(path.stat().st_size for path in run.rglob("*.safetensors"))
