@@ -542,10 +542,11 @@ class BusyGrid:
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
+        self.since = "12:00"
         self.pushed: list[Any] = []
 
     def get_nodes(self) -> list[Any]:
-        return [SimpleNamespace(node_id=7, name="site-0", status="online")]
+        return [SimpleNamespace(node_id=7, name="site-0", status="online", last_activated_at=self.since)]
 
     def push_messages(self, messages: list[Any]) -> list[str]:
         from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
@@ -559,6 +560,23 @@ class BusyGrid:
     def pull_messages(self, numbers: list[str]) -> list[Any]:
         about = SimpleNamespace(reply_to_message_id=numbers[0])
         return [SimpleNamespace(metadata=about, has_error=lambda: False, content=self.pushed[0].content)]
+
+
+class RestartedGrid(BusyGrid):
+    """The node takes the message, is killed, and is back before anybody looked: no answer ever comes."""
+
+    def pull_messages(self, numbers: list[str]) -> list[Any]:
+        self.since = "12:01"
+        return []
+
+
+def test_a_site_that_was_restarted_meanwhile_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(identity, name, 1)
+    monkeypatch.setattr("tacit.sites.backend.LOOK", 0.0)
+    found = Grid(RestartedGrid(0)).request({"site-0": b"work"}, 300.0, lambda name: None)
+    assert found == {"site-0": NoResponse("restarted in the middle of the round")}
 
 
 def test_a_push_that_flower_gave_up_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

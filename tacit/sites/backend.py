@@ -241,6 +241,7 @@ def _hello_in(response: bytes | NoResponse, client: int) -> Response:
 # --- Flower -----------------------------------------------------------------------------------------------
 
 POLL = 0.3  # seconds between looks for replies
+LOOK = 5.0  # seconds between looks whether a site was restarted
 PUSHES = 3  # times that Flower is given the same messages
 
 
@@ -278,18 +279,34 @@ class Grid:
     def _exchange(
         self, envelopes: Mapping[int, bytes], patience: float, done: Callable[[int], None]
     ) -> dict[int, bytes | NoResponse]:
-        """Push, then look for replies at our own pace (Flower's own send_and_receive sleeps three seconds)."""
+        """Push, then look for replies at our own pace (Flower's own send_and_receive sleeps three seconds).
+
+        Flower says that a message was lost if it is asked while the site is away. A site that comes back between two
+        looks would be waited for in vain: it knows nothing of a message that it took before it was killed.
+        """
+        before = self._activations() if envelopes else {}
         waiting = self._push(envelopes, patience) if envelopes else {}
         responses: dict[int, bytes | NoResponse] = {}
-        end = time.monotonic() + patience
+        end, look_again = time.monotonic() + patience, time.monotonic() + LOOK
         while waiting and time.monotonic() < end:
             for message in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(message.metadata.reply_to_message_id, None)
                 if node is not None:
                     responses[node] = _answer(message)
                     done(node)
+            if waiting and time.monotonic() > look_again:
+                now, look_again = self._activations(), time.monotonic() + LOOK
+                for number, node in list(waiting.items()):
+                    if now.get(node, before.get(node)) != before.get(node):
+                        del waiting[number]
+                        responses[node] = NoResponse("restarted in the middle of the round")
+                        done(node)
             time.sleep(POLL if waiting else 0)
         return responses | {node: NoResponse(f"no answer within {patience:g} s") for node in waiting.values()}
+
+    def _activations(self) -> dict[int, str]:
+        """When each node that is there joined last."""
+        return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
     def _push(self, envelopes: Mapping[int, bytes], patience: float) -> dict[str, int]:
         """The nodes by the numbers of the messages to them.
