@@ -11,8 +11,27 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 DOCS = Path(__file__).parent
-FIRST = ["index.md", "quick-start.md", "concepts.md", "evidence.md", "speed.md", "faq.md"]
-GUIDES = ["data.md", "splits.md", "views.md", "nets.md", "compare.md", "trackers.md", "adding-a-method.md", "design.md"]
+FIRST = [
+    "index.md",
+    "your-own-images.md",
+    "sites.md",
+    "report.md",
+    "quick-start.md",
+    "concepts.md",
+    "evidence.md",
+    "faq.md",
+]
+GUIDES = [
+    "data.md",
+    "splits.md",
+    "views.md",
+    "nets.md",
+    "compare.md",
+    "trackers.md",
+    "speed.md",
+    "adding-a-method.md",
+    "design.md",
+]
 # For people who write methods or use tacit from Python; the rest of the package is its own business.
 API = {
     "Running and reading": [
