@@ -69,7 +69,7 @@ def test_each_client_gets_a_list_of_its_own_unlabelled_files(tmp_path: Path) -> 
     assert "smallest margin" in result.output
     assert ".png" not in result.output  # the names stay at the clients
     for number, site in enumerate(SITES):
-        rows = rows_of(run.kept_folder / f"client-{number}" / "advice.csv")
+        rows = rows_of(run.memory_folder / f"client-{number}" / "advice.csv")
         assert [row["rank"] for row in rows] == [str(rank) for rank in range(1, 9)]
         assert len({row["image"] for row in rows}) == 8
         for row in rows:

@@ -226,7 +226,7 @@ def test_the_stages_are_recorded_and_not_evaluated(finished: Run) -> None:
         0, channels=1
     )
     for number in range(4):
-        (file,) = (finished.kept_folder / f"client-{number}").glob("generated@*.safetensors")
+        (file,) = (finished.memory_folder / f"client-{number}").glob("generated@*.safetensors")
         assert tensor_in(payload.read(file), "kept").dtype == torch.uint8
     assert (finished.folder / "pictures" / "generated.png").read_bytes()[:4] == b"\x89PNG"
 

@@ -342,15 +342,15 @@ def test_the_recipes_name_its_rows() -> None:
         for data in ("cifar10", "svhn", "cifar100"):
             for row, debias in (("fedmatch", False), ("fedmatch-feddpl", True)):
                 experiment = resolve(load_recipe(f"feddb/table{table}/{data}-{row}"))
-                atomic_path = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
+                other = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
                 assert build_method(experiment).debias == debias
-                assert (experiment.data, experiment.rounds) == (atomic_path.data, atomic_path.rounds)
+                assert (experiment.data, experiment.rounds) == (other.data, other.rounds)
                 assert (experiment.train.epochs, experiment.train.lr) == (5, 0.03)
                 assert experiment.paper.accuracy
     shards = [name for name in known_recipes() if name.startswith("bsemifl/table1") and name.endswith("-fedmatch")]
     assert len(shards) == 9
     for name in shards:
-        experiment, atomic_path = resolve(load_recipe(name)), resolve(load_recipe(name.replace("fedmatch", "semifl")))
-        assert (experiment.data, experiment.net) == (atomic_path.data, atomic_path.net)
-        assert (experiment.train.batch, experiment.train.epochs) == (atomic_path.train.batch, atomic_path.train.epochs)
+        experiment, other = resolve(load_recipe(name)), resolve(load_recipe(name.replace("fedmatch", "semifl")))
+        assert (experiment.data, experiment.net) == (other.data, other.net)
+        assert (experiment.train.batch, experiment.train.epochs) == (other.train.batch, other.train.epochs)
         assert 10 < experiment.paper.accuracy < 80

@@ -173,8 +173,8 @@ def test_the_recipes_name_its_rows() -> None:
         for data in ("cifar10", "svhn", "cifar100"):
             for row, debias in (("fedrgd", False), ("fedrgd-feddpl", True)):
                 experiment = resolve(load_recipe(f"feddb/table{table}/{data}-{row}"))
-                atomic_path = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
+                other = resolve(load_recipe(f"feddb/table{table}/{data}-fixmatch"))
                 assert build_method(experiment).debias == debias
-                assert (experiment.data, experiment.rounds) == (atomic_path.data, atomic_path.rounds)
+                assert (experiment.data, experiment.rounds) == (other.data, other.rounds)
                 assert experiment.net.norm == "gn"
                 assert experiment.paper.accuracy

@@ -263,7 +263,7 @@ def test_no_reply_ends_a_run_or_leaves_a_model_that_is_none(name: str, tmp_path:
     try:
         plan.split.save(folder.split_path)
         federation = Federation(plan.dataset, plan.split, plan.setup.device)
-        backend = LocalBackend(plan.setup, federation, ClientMemory(folder.kept_folder))
+        backend = LocalBackend(plan.setup, federation, ClientMemory(folder.memory_folder))
         engine, stage, round_info = (
             Engine(plan, folder, backend, NullWatcher()),
             plan.stages[-1],

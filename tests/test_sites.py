@@ -99,7 +99,7 @@ def test_sites_end_with_the_model_of_the_simulation(name: str, placement: str, t
     assert digest(run) == digest(local)
     assert [r.get("accuracy") for r in run.records] == [r.get("accuracy") for r in local.records]
     assert not any(record["refused"] for record in run.records)
-    assert not run.kept_folder.exists()
+    assert not run.memory_folder.exists()
 
 
 def test_stopped_and_gone_on_with_is_the_same(tmp_path: Path) -> None:

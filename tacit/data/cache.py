@@ -82,26 +82,26 @@ def write(folder: Path, dataset: Dataset, more: dict[str, Any]) -> None:
     we wrote, its copy stays and ours is dropped.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    atomic_path = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder.parent))
+    workspace = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder.parent))
     try:
-        new = atomic_path / "new"
+        new = workspace / "new"
         new.mkdir()
         for name, array in arrays_of(dataset).named():
             np.save(new / f"{name}.npy", array, allow_pickle=False)
         (new / "meta.json").write_text(json.dumps(_meta(dataset) | more, indent=1), encoding="utf-8")
-        _put_in_place(new, folder, atomic_path)
+        _put_in_place(new, folder, workspace)
     except OSError as error:
         raise TacitError(f"{folder} could not be written: {error}. Is the disk full?") from None
     finally:
-        shutil.rmtree(atomic_path, ignore_errors=True)
+        shutil.rmtree(workspace, ignore_errors=True)
 
 
-def _put_in_place(new: Path, folder: Path, atomic_path: Path) -> None:
+def _put_in_place(new: Path, folder: Path, workspace: Path) -> None:
     """Rename `new` to `folder`, moving aside what was there; if others do the same, one of them wins."""
     for attempt in range(10):
         try:
             if folder.exists():
-                folder.rename(atomic_path / f"old-{attempt}")
+                folder.rename(workspace / f"old-{attempt}")
             new.rename(folder)
             return
         except OSError:  # somebody moved the old one away, or put theirs there, between our two steps

@@ -66,7 +66,7 @@ def _backend(plan: Plan, folder: OpenRun) -> Backend:
     if settings.name == "ray":
         from tacit.backends.ray import RayBackend  # an extra of its own
 
-        return RayBackend(plan.experiment, federation, folder.kept_folder)
+        return RayBackend(plan.experiment, federation, folder.memory_folder)
     if settings.name == "pool" and workers > 1 and plan.setup.device.type != "mps":
-        return PoolBackend(plan.experiment, federation, folder.split_path, folder.kept_folder, workers)
-    return LocalBackend(plan.setup, federation, ClientMemory(folder.kept_folder, plan.experiment.keep))
+        return PoolBackend(plan.experiment, federation, folder.split_path, folder.memory_folder, workers)
+    return LocalBackend(plan.setup, federation, ClientMemory(folder.memory_folder, plan.experiment.keep))

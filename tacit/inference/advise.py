@@ -43,7 +43,7 @@ def advise(run: Run, count: int) -> list[Advice]:
         images = torch.from_numpy(np.ascontiguousarray(dataset.train_images[index]))
         labels = torch.from_numpy(np.asarray(dataset.train_labels)[part.labeled])
         files = [dataset.train_files[i] if dataset.train_files else f"{dataset.name} image {i}" for i in index]
-        path = run.kept_folder / f"client-{number}" / "advice.csv"
+        path = run.memory_folder / f"client-{number}" / "advice.csv"
         found.append(advise_client(name, model, images, files, labels, count, path))
     return found
 

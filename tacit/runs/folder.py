@@ -142,7 +142,7 @@ class Run:
         return self.folder / "checkpoint" / f"stage-{number}.safetensors"
 
     @property
-    def kept_folder(self) -> Path:
+    def memory_folder(self) -> Path:
         return self.folder / "kept"
 
     @property

@@ -49,9 +49,9 @@ def damage_at(run: Run, written: Manifest, rounds: int, records_only: bool = Fal
         run._stage_path(entry["stage"]): entry["state"] for entry in written.stages if entry["rounds"] < rounds
     }
     latest = resolve(tomllib.loads(written.begin["experiment"])).keep.latest
-    kept = written.kept_at(rounds, latest)
-    places = ClientMemory(run.kept_folder).find(kept, rounds)
-    expected |= {places[file]: found for file, found in kept.items()}
+    memory_files = written.memory_at(rounds, latest)
+    places = ClientMemory(run.memory_folder).find(memory_files, rounds)
+    expected |= {places[file]: found for file, found in memory_files.items()}
     return wrong + [reason for file, found in expected.items() if (reason := _wrong_payload(file, found))]
 
 

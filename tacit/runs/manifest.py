@@ -52,15 +52,15 @@ class Manifest:
 
     def cut(self, rounds: int, returned: bool) -> None:
         """Forget everything after so many rounds. `returned`: these were finished rounds, dropped on purpose."""
-        kept = [
+        remaining = [
             entry
             for entry in self.entries
             if "begin" in entry or entry.get("round", rounds) < rounds or entry.get("rounds", rounds) < rounds
         ]
         if returned:
-            kept[0] = {"begin": {**self.begin, "returned": [*self.returned, rounds]}}
-        if kept != self.entries or not self.clean:
-            self.rewrite(kept)
+            remaining[0] = {"begin": {**self.begin, "returned": [*self.returned, rounds]}}
+        if remaining != self.entries or not self.clean:
+            self.rewrite(remaining)
 
     @property
     def begin(self) -> Entry:
@@ -90,7 +90,7 @@ class Manifest:
         """The results and their digests; none before the run is finished."""
         return {name: found for entry in self.entries for name, found in entry.get("files", {}).items()}
 
-    def kept_at(self, rounds: int, latest: int) -> dict[str, str]:
+    def memory_at(self, rounds: int, latest: int) -> dict[str, str]:
         """The files, with digests, that clients need to go on after so many rounds (`latest` as in keep.latest)."""
         newest: dict[int, dict[str, tuple[tuple[int, int], str, str]]] = {}
         lines = self.rounds

@@ -119,16 +119,21 @@ class OpenRun(Run):
             self.notes.append(
                 f"{self.folder / manifest.NAME} is missing: the {done} rounds that are done were taken as they are."
             )
-        kept: dict[int, dict[str, str]] = {}
-        memory = ClientMemory(self.kept_folder)
+        memory_files: dict[int, dict[str, str]] = {}
+        memory = ClientMemory(self.memory_folder)
         for file, found in memory.written(memory.clients()).items():
-            kept.setdefault(step_of(file), {})[file] = found
+            memory_files.setdefault(step_of(file), {})[file] = found
         for step, line in enumerate(whole_lines(path)[:done]):
             path = self._checkpoint_path(step + 1)
             if path.exists() and _step_in(path) != step + 1:
                 raise TacitError(f"{path} is another round's. {START_ANEW}")
             checkpoint = payload.read_with_digest(path)[1] if path.exists() else ""
-            entry = {"round": step, "record": digest(line), "checkpoint": checkpoint, "kept": kept.get(step, {})}
+            entry = {
+                "round": step,
+                "record": digest(line),
+                "checkpoint": checkpoint,
+                "kept": memory_files.get(step, {}),
+            }
             entries.append(entry)
         for path in sorted((self.folder / "checkpoint").glob("stage-*.safetensors")) if done else ():
             number = int(path.stem.removeprefix("stage-"))
@@ -191,7 +196,7 @@ class OpenRun(Run):
                 remove(path)
         for name in RESULTS:
             remove(self.folder / name)
-        ClientMemory(self.kept_folder).go_back(done)
+        ClientMemory(self.memory_folder).go_back(done)
 
     def finish_stage(self, number: int, state: Payload) -> None:
         with uninterrupted():
@@ -208,16 +213,18 @@ class OpenRun(Run):
             line = json.dumps(record) + "\n"
             append(self.folder / "rounds.jsonl", line)
             found = payload.write(self._checkpoint_path(step + 1), {STEP: step + 1, **state})
-            kept = ClientMemory(self.kept_folder).written(record["asked"], step)
-            self.manifest.append({"round": step, "record": digest(line.encode()), "checkpoint": found, "kept": kept})
+            memory_files = ClientMemory(self.memory_folder).written(record["asked"], step)
+            self.manifest.append(
+                {"round": step, "record": digest(line.encode()), "checkpoint": found, "kept": memory_files}
+            )
             for rounds, path in self.checkpoints().items():
                 if rounds <= step + 1 - self._settings.keep.checkpoints:
                     remove(path)
 
-    def finish(self, weights: Weights | None, summary: dict[str, Any], atomic_path: Mapping[str, bytes]) -> None:
+    def finish(self, weights: Weights | None, summary: dict[str, Any], other_files: Mapping[str, bytes]) -> None:
         """The weights, what is written beside them (how to use them, the card), and last the summary: it is done."""
         with uninterrupted():
-            written = dict(atomic_path)
+            written = dict(other_files)
             if weights is not None:
                 written["model.safetensors"] = save_weights({name: t.contiguous() for name, t in weights.items()})
             written["summary.json"] = (json.dumps(summary, indent=2) + "\n").encode()
