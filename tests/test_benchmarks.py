@@ -53,7 +53,7 @@ def test_a_round_takes_the_same_steps_everywhere(monkeypatch: pytest.MonkeyPatch
         work(self)
         where.pop()
 
-    monkeypatch.setattr(train, "descend", counted)
+    monkeypatch.setattr(train, "optimizer_step", counted)
     monkeypatch.setattr(torch.Tensor, "backward", counted_backward)
     monkeypatch.setattr(reference.Reference, "round", in_reference)
     rows = sane(round.measure([TINY], times=1))

@@ -136,7 +136,7 @@ def test_a_card_is_written_after_a_resume_too(tiny: Callable[..., Run]) -> None:
 
 def test_a_hundred_parties_are_summed_up() -> None:
     from tacit.card.content import card
-    from tacit.inference.measure import describe
+    from tacit.inference.model import describe
 
     plan = prepare(resolve({"method.preset": "smoke", "data.clients": 60, "data.min_size": 1, "data.partition": "iid"}))
     probs = torch.full((len(plan.split.test), 10), 0.1)
