@@ -80,7 +80,8 @@ def show_end(report: "Report", screen: SafeConsole) -> None:
                 Text.assemble("\n", (f"{mark} {title}", f"bold {colour}"), f"\n  {why}\n  What to do: {remedy}")
             )
     checks, failures, warnings = len(report.findings), len(report.failures), len(report.warnings)
-    said = f"passes all {checks} checks" if report.passed else f"fails {failures} of {checks} checks"
+    whole = f"all {checks} checks" if checks > 1 else "the one check"
+    said = f"passes {whole}" if report.passed else f"fails {failures} of {checks} check{'s' if checks > 1 else ''}"
     more = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     left = f"; {len(report.skipped)} were not asked" if report.skipped else ""
     screen.print(f"\n{report.method} {said}{more}{left} ({report.seconds:.0f} s).")

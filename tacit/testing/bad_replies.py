@@ -71,34 +71,30 @@ def _numbers(name: str, kind: Kind) -> list[Harm]:
 
 
 def _tensors(name: str, kind: Kind) -> list[Harm]:
-    """For a tensor, or for one of a group: NaN, far too large, another shape, and below zero where nothing is."""
+    """For a tensor, or for one of a group: NaN, far too large, another shape, and below zero where nothing is.
+
+    What is declared as "any" may have any shape and size; that it may be less is told by `wide_entries`.
+    """
     ways: dict[str, Callable[[Tensor], Tensor | None]] = {
-        f"'{name}' holds NaN": lambda tensor: _filled(tensor, math.nan),
-        f"'{name}' holds {HUGE:g}": lambda tensor: _filled(tensor, HUGE),
-        f"'{name}' has another shape": lambda tensor: tensor.flatten()[:-1] if tensor.numel() > 1 else None,
+        f"'{name}' holds NaN": lambda tensor: _filled(tensor, math.nan)
     }
+    if kind.word != "any":
+        ways[f"'{name}' holds {HUGE:g}"] = lambda tensor: _filled(tensor, HUGE)
+        ways[f"'{name}' has another shape"] = lambda tensor: tensor.flatten()[:-1] if tensor.numel() > 1 else None
     if kind.word not in ("", *GROUPS):
         ways[f"'{name}' is below 0"] = lambda tensor: _filled(tensor, -1.0)
-    return [Harm(what, name, _spoilt(name, kind, way, always=what.endswith("NaN"))) for what, way in ways.items()]
+    return [Harm(what, name, _spoilt(name, way)) for what, way in ways.items()]
 
 
 def _filled(tensor: Tensor, number: float) -> Tensor | None:
     return torch.full_like(tensor, number) if tensor.is_floating_point() and tensor.numel() else None
 
 
-def _spoilt(
-    name: str, kind: Kind, way: Callable[[Tensor], Tensor | None], always: bool
-) -> Callable[[Case], Reply | None]:
-    """Change a tensor, or the first of a group that it can be done to.
-
-    What is declared as "any" may have any shape and size, so there it must be refused only if it is NaN, or if it is
-    weights in truth: a group with the names and shapes of one that was sent down.
-    """
+def _spoilt(name: str, way: Callable[[Tensor], Tensor | None]) -> Callable[[Case], Reply | None]:
+    """Change a tensor, or the first of a group that it can be done to."""
 
     def spoil(case: Case) -> Reply | None:
         value = case.reply.send.get(name)
-        if kind.word == "any" and not always and not is_weights(case, name):
-            return None
         if isinstance(value, Tensor):
             changed = way(value)
             return _with(case.reply, name, changed) if changed is not None else None
@@ -111,11 +107,23 @@ def _spoilt(
     return spoil
 
 
-def is_weights(case: Case, name: str) -> bool:
-    """Whether what is sent under this name is like a group of tensors that was sent down."""
-    value = case.reply.send.get(name)
-    groups = [sent for sent in case.task.send.values() if isinstance(sent, Mapping)]
-    return isinstance(value, Mapping) and len(value) > 0 and any(not difference(value, group) for group in groups)
+def wide_entries(declared: Mapping[str, str], sent: Payload, reply: Reply) -> list[str]:
+    """What is declared as "any" although it has the names and shapes of weights that were sent down.
+
+    >>> weights: Payload = {"model": {"w": torch.zeros(2)}}
+    >>> wide_entries({"model": "any"}, weights, Reply(send=weights, examples=1))
+    ['model']
+    >>> wide_entries({"model": "any"}, weights, Reply(send={"model": torch.zeros(2)}, examples=1))
+    []
+    """
+    groups = [group for group in sent.values() if isinstance(group, Mapping)]
+    names = [name.removesuffix("?") for name, text in declared.items() if kinds.parse(text).word == "any"]
+    values = {name: reply.send[name] for name in names if name in reply.send}
+    return [
+        name
+        for name, value in values.items()
+        if isinstance(value, Mapping) and value and any(not difference(value, group) for group in groups)
+    ]
 
 
 def _replaced(name: str, make: Callable[[Any], object]) -> Callable[[Case], Reply | None]:

@@ -118,12 +118,13 @@ class Report:
         >>> Report("fedavg", (Finding("loads", "", True, "", "", 0.1),)).raise_for_failures()
         >>> Report("mine.py", (Finding("loads", "", False, "No.", "Yes.", 0.1),)).raise_for_failures()
         Traceback (most recent call last):
-        tacit.testing.findings.CheckFailed: mine.py fails 1 of 1 checks.
+        tacit.testing.findings.CheckFailed: mine.py fails 1 of 1 check.
         loads: No.
           What to do: Yes.
         """
         if failures := self.failures:
-            head = f"{self.method} fails {len(failures)} of {len(self.findings)} checks."
+            checks = len(self.findings)
+            head = f"{self.method} fails {len(failures)} of {checks} check{'s' if checks > 1 else ''}."
             told = [f"{title}: {why}\n  What to do: {remedy}" for title, why, remedy in told_once(failures)]
             raise CheckFailed("\n".join([head, *told]))
 

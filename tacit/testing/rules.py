@@ -24,7 +24,7 @@ from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
 from tacit.runs.plan import Plan
 from tacit.runs.watchers import NullWatcher
-from tacit.testing.bad_replies import HONEST, Attack, Attacked, at_the_edge, harms_of
+from tacit.testing.bad_replies import HONEST, Attack, Attacked, at_the_edge, harms_of, wide_entries
 from tacit.testing.findings import Problem, Verdict, judged, sentence
 from tacit.testing.observe import Crossing
 from tacit.testing.trial import Interruptions, Stopped, Trial, digest, parting
@@ -370,8 +370,14 @@ def learns(trial: Trial) -> Verdict:
 
 def bad_replies(trial: Trial) -> Verdict:
     main = trial.whole.plan.stages[-1]
-    if not any(crossing.stage == main.name for crossing in trial.whole.notebook.crossings):
+    crossings = [crossing for crossing in trial.whole.notebook.crossings if crossing.stage == main.name]
+    if not crossings:
         return Verdict(True, "no client is asked in this placement")
+    wide = {name for one in crossings for name in wide_entries(main.method.client_sends, one.sent, one.reply)}
+    if wide:
+        why = "client_sends declares '{}' as \"any\": replies of other shapes and sizes would reach the merge."
+        remedy = 'Declare it "weights": it has the names and shapes of what was sent down.'
+        return judged([Problem(why.format(safe(name)), remedy) for name in sorted(wide)])
     attack = Attack(harms_of(main.method.client_sends))
     enough = len(attack.harms) + HONEST
     some = trial.placement == "some-clients"  # where a method may ask the labelled ones alone

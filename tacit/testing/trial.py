@@ -96,10 +96,10 @@ def told(error: BaseException, file: Path | None) -> str:
         return safe(error, LONGEST)
     what = f"{type(error).__name__}: {safe(error, LONGEST)}" if str(error) else type(error).__name__
     context = [safe(note, LONGEST) for note in getattr(error, "__notes__", ())]
-    if file is not None:  # a worker process sends its traceback as text
-        lines = "".join(traceback.format_exception(error))
-        places = re.findall(rf'File "{re.escape(str(file))}", line (\d+), in (\w+)', lines)
-        context[:0] = [f"{safe(file.name)}, line {line}, in {verb}" for line, verb in places[-1:]]
+    if file is not None and not isinstance(error, SyntaxError):  # which tells its place itself
+        lines = "".join(traceback.format_exception(error))  # a worker process sends its own as text
+        places = re.findall(rf'File "{re.escape(str(file))}", line (\d+)(, in \w+)?', lines)
+        context[:0] = [f"{safe(file.name)}, line {line}{verb}" for line, verb in places[-1:]]
     return what + (f" ({'; '.join(context)})" if context else "")
 
 
