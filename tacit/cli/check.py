@@ -29,9 +29,10 @@ def check_method_file(
     only: Annotated[list[str] | None, typer.Option(metavar="RULE", help=f"{ONLY}; repeat")] = None,
     json: Annotated[bool, typer.Option("--json", help="one JSON object a finding, then the report")] = False,
 ) -> None:
-    """Check a method by the rules of docs/adding-a-method.md: tiny runs on the embedded digits, a minute or less.
+    """Check a method file of your own (./mine.py), or a method that tacit knows by name, by the rules of every method.
 
-    Nothing is written. Exit code 0: it keeps every rule; 1: it breaks one; 2: there is no such method.
+    Tiny runs on the embedded digits, a minute or less; nothing is written. For each rule that is broken it says what to
+    do (docs/adding-a-method.md has the rules). Exit code 0: all are kept; 1: one is broken; 2: there is no such method.
     """
     from tacit.runs.progress import print_json
     from tacit.testing import check_method
