@@ -1,5 +1,6 @@
 """`tacit check` and `check_method`: what keeps the rules passes, and for each rule something that breaks it alone."""
 
+import inspect
 import json
 import re
 import sys
@@ -19,6 +20,7 @@ from tacit.methods.fedavg import FedAvg
 from tacit.runs.plan import prepare
 from tacit.testing import RULE_NAMES, CheckFailed, Report, check_method
 from tacit.testing.check import explained
+from tacit.testing.observe import Wrapped
 from tacit.testing.rules import DROPPED, SKEWED, poor_clients
 from tacit.testing.trial import Trial
 
@@ -502,6 +504,15 @@ def test_the_situations_are_what_they_say(tmp_path: Path) -> None:
     parts = poor_clients(prepare(trial.experiment(SKEWED))).split.clients
     assert any(len(part.labeled) and not len(part.unlabeled) for part in parts)
     assert any(len(part.unlabeled) and not len(part.labeled) for part in parts)
+
+
+def test_nothing_of_the_contract_is_lost_behind_the_glass() -> None:
+    """A verb that `Wrapped` does not pass on would be the base's, whatever the method says."""
+    verbs = {name for name, value in vars(Method).items() if callable(value) and not name.startswith("_")}
+    assert verbs <= vars(Wrapped).keys()
+    told = set(inspect.get_annotations(Method))
+    glass = Wrapped(find_method("cbafed")())
+    assert all(getattr(glass, name) is getattr(glass.inner, name) for name in told)
 
 
 # --- The report, and misuse ---------------------------------------------------------------------------------------

@@ -35,14 +35,14 @@ class Wrapped(Method):
     def check_installed(self) -> None:
         self.inner.check_installed()
 
-    def effort(self, epochs: int) -> tuple[int, int] | None:
-        return self.inner.effort(epochs)
+    def estimated_passes(self, epochs: int) -> tuple[int, int] | None:
+        return self.inner.estimated_passes(epochs)
 
-    def tasks(self, asked: int) -> int:
-        return self.inner.tasks(asked)
+    def estimated_tasks(self, asked: int) -> int:
+        return self.inner.estimated_tasks(asked)
 
-    def weights_bytes(self, classifier: int, channels: int) -> int:
-        return self.inner.weights_bytes(classifier, channels)
+    def estimated_weights_bytes(self, classifier: int, channels: int) -> int:
+        return self.inner.estimated_weights_bytes(classifier, channels)
 
     def most_examples(self, images: int, largest: int) -> float:
         return self.inner.most_examples(images, largest)

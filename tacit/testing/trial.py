@@ -83,7 +83,7 @@ class Trial:
 
 def local_backend(plan: Plan, folder: OpenRun) -> Backend:
     federation = Federation(plan.dataset, plan.split, plan.setup.device)
-    return LocalBackend(plan.setup, federation, ClientMemory(folder.kept_folder, plan.experiment.keep))
+    return LocalBackend(plan.setup, federation, ClientMemory(folder.memory_folder, plan.experiment.keep))
 
 
 def told(error: BaseException, file: Path | None) -> str:
