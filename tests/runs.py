@@ -1,6 +1,5 @@
 """Tiny real experiments, and how to compare their outcomes."""
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -10,22 +9,10 @@ import pytest
 from tacit.config.resolve import resolve
 from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
 from tacit.data.federation import Federation
-from tacit.runs.folder import Run
 from tacit.runs.plan import Plan, prepare
-
-TINY = {"data.subset": 400, "data.test_subset": 200}
-
-
-def digest(run: Run) -> str:
-    """The model of a run, as a hash of its bytes."""
-    return hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
-
-
-def timeless(run: Run) -> list[dict[str, Any]]:
-    """The records of a run without what a clock says."""
-    return [
-        {k: v for k, v in record.items() if k not in ("seconds", "cpu_seconds", "phases")} for record in run.records
-    ]
+from tacit.testing.trial import TINY as TINY
+from tacit.testing.trial import digest as digest
+from tacit.testing.trial import timeless as timeless
 
 
 def outside(name: str) -> Path:

@@ -11,7 +11,7 @@ import torch
 from runs import TINY, digest, timeless
 from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import PLACEMENTS, Method, Reply, Stage, Task
-from tacit.contract.parties import Client, Hub, RoundInfo
+from tacit.contract.parties import Client, Hub
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload
@@ -21,6 +21,7 @@ from tacit.methods import find_method, known_methods
 from tacit.runs.folder import Run
 from tacit.runs.plan import stages_of
 from tacit.runs.watchers import NullWatcher
+from tacit.testing.trial import Interruptions
 
 PAIRS = [(name, place) for name in known_methods() for place in find_method(name).placements]
 every_method = pytest.mark.parametrize("name", known_methods())
@@ -104,30 +105,6 @@ def test_two_rounds_and_the_walls(whole: Whole) -> None:
         kept_tensors.update({t.untyped_storage().data_ptr(): t for _, t in payload.tensors(kept)})
         for _, tensor in payload.tensors(reply.send):
             assert tensor.untyped_storage().data_ptr() not in kept_tensors or tensor.numel() == 0
-
-
-class Interruptions(NullWatcher):
-    """Ctrl-C, once at every moment: in the middle of each round, and after each, a stage's last one aside.
-
-    So a run that was stopped in a stage's last round also goes on into the next stage without another stop.
-    """
-
-    def __init__(self, stages: tuple[Stage, ...]) -> None:
-        self.last = {stage.name: stage.rounds - 1 for stage in stages[:-1]}
-        self.happened: list[tuple[int, str]] = []
-
-    def client_done(self, round_info: RoundInfo, done: int, asked: int) -> None:
-        if done == 1:
-            self._stop(round_info.step, "middle")
-
-    def round_done(self, record: Mapping[str, Any]) -> None:
-        if self.last.get(record["stage"]) != record["round"]:
-            self._stop(record["step"], "end")
-
-    def _stop(self, step: int, where: str) -> None:
-        if (step, where) not in self.happened:
-            self.happened.append((step, where))
-            raise KeyboardInterrupt
 
 
 def test_resumed_is_uninterrupted(whole: Whole, tmp_path: Path) -> None:

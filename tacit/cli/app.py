@@ -194,6 +194,7 @@ def top(
 
 def complete() -> typer.Typer:
     """The command line with the commands that live in files of their own."""
+    from tacit.cli.check import check_method_file
     from tacit.cli.compare import compare
     from tacit.cli.data import app as data
     from tacit.cli.figure import app as figure
@@ -204,6 +205,7 @@ def complete() -> typer.Typer:
         app.add_typer(figure, name="figure")
         app.add_typer(site, name="site", help="Real sites: each party on its own machine (docs/sites.md).")
         app.command(epilog="Example: `tacit compare cbafed/quick --only cbafed --only lower --seeds 3`")(compare)
+        app.command("check", epilog="Example: `tacit check ./mine.py --placement server`")(check_method_file)
     return app
 
 
