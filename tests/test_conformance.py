@@ -172,6 +172,16 @@ def test_one_reply_and_replies_of_weight_zero(whole: Whole, answered: str) -> No
     assert payload.first_not_finite(after) == ""
 
 
+@every_method
+def test_class_weights_and_margins_reach_what_is_learned_from_labels(name: str, tmp_path: Path) -> None:
+    """`train.class_weights` and `train.logit_adjustment` are settings of the engine: no method may forget them."""
+    settings = {"rounds": 1, "data__labels": 95}  # not as many of each class
+    placement = "clients" if "clients" in find_method(name).placements else "server"
+    more = {"train__class_weights": "balanced", "train__logit_adjustment": 1.0}  # one loss carries both
+    plain, weighted = smoke(name, placement, **settings), smoke(name, placement, **settings, **more)
+    assert digest(run_experiment(plain, tmp_path / "a")) != digest(run_experiment(weighted, tmp_path / "b"))
+
+
 def test_nobody_answers(pair: tuple[str, str], tmp_path: Path) -> None:
     """Every client drops out of every round: the run ends, the model stays, the record says so."""
     experiment = smoke(*pair, faults__dropout=0.999999)

@@ -58,7 +58,9 @@ def test_the_live_view_in_a_terminal(tmp_path: Path) -> None:
     assert re.search(r"fixmatch +━.*warm-up round 1 of 1, client [1-4] of 4", plain)
     assert re.search(r"round 3 of 3, client [1-4] of 4", plain)
     assert re.search(r"accuracy \d+\.\d %  [▁-█]{2,4}  best \d+\.\d %", plain)
-    assert re.search(r"accepted \d+ % \(\d+ % right\) · 4 of 4 clients answered · \d+\.\d s a round · \d+ s left", plain)
+    assert re.search(
+        r"accepted \d+ % \(\d+ % right\) · 4 of 4 clients answered · \d+\.\d s a round · \d+ s left", plain
+    )
     assert "4 rounds in" in plain
     assert f"fixmatch: accuracy {100 * Run(tmp_path / 'run').summary['accuracy']:.2f} % (last)" in plain
     assert max(len(line) for line in plain.replace("\r", "\n").split("\n") if "·" in line or "━" in line) <= 80

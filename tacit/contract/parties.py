@@ -7,6 +7,7 @@ the other parties' data or to the true labels of unlabelled images.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from tacit.core.payload import Weights
 from tacit.core.settings import Net, Participation, Train
 from tacit.nets.optimizer import SGD, give_momentum, sgd
 from tacit.nets.statistics import recompute_statistics
+from tacit.pieces.loss import LabelLoss, label_loss
 from tacit.pieces.train import View, cosine, fit, predict, weights_of
 from tacit.views import Views
 
@@ -162,6 +164,13 @@ class Party:
         give_momentum(model, optimizer, momentum or {})
         return optimizer
 
+    @cached_property
+    def label_loss(self) -> LabelLoss:
+        """Cross-entropy of this party's labelled images, corrected for its own skew where the experiment says so."""
+        settings = self.train
+        balanced = settings.class_weights == "balanced"
+        return label_loss(self.shard.labeled.labels, self.classes, balanced, settings.logit_adjustment)
+
     @property
     def epochs(self) -> int:
         """Passes over this side's own images in a round."""
@@ -189,6 +198,7 @@ class Party:
             clip=self.train.clip,
             generator=self.rng("labeled views"),
             after_epoch=after_epoch,
+            label_loss=self.label_loss,
         )
 
     def fit(
@@ -213,6 +223,7 @@ class Party:
             batch=self.train.batch,
             clip=self.train.clip,
             generator=generator,
+            label_loss=self.label_loss,
         )
 
     def predict(self, model: nn.Module, images: Tensor) -> Tensor:

@@ -121,6 +121,12 @@ class Train(Section):
     server_epochs: Annotated[int, Field(ge=0, le=EPOCHS, description="on the server's labels (0: as epochs)")] = 0
     clip: Annotated[float, Field(ge=0, le=1e9, description="largest norm of a gradient (0: no limit)")] = 5.0
     schedule: Literal["constant", "cosine"] = Field("constant", description="of the rate over the rounds")
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="balanced: rare classes count more, by party"
+    )
+    logit_adjustment: Annotated[
+        float, Field(ge=0, le=10, description="margin for rare classes, by the log of their share (0: none)")
+    ] = 0.0
 
 
 class ViewChoice(Section):

@@ -151,7 +151,9 @@ class CBAFed(Method):
         for _ in range(me.epochs):
             learned.clear()
             epoch = two_view_batches(images, me.train.batch, weak, None, generator)
-            loss = learn_by_batch(model, epoch, own, unlabeled_loss, optimizer=optimizer, clip=me.train.clip)
+            loss = learn_by_batch(
+                model, epoch, own, unlabeled_loss, optimizer=optimizer, clip=me.train.clip, label_loss=me.label_loss
+            )
         return torch.cat([*learned, labeled.labels]), loss
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:

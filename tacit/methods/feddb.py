@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Annotated, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.contract.method import Count, Method, NotNegative, Reply, Share, Task, mean_model
@@ -18,6 +17,7 @@ from tacit.nets.optimizer import clip_gradient, give_momentum, momentum_of, trai
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias, moving_prediction
 from tacit.pieces.label import confident
+from tacit.pieces.loss import PLAIN, LabelLoss
 from tacit.pieces.train import batches, predict
 
 BALANCED = 1e-7  # an imbalance below this is rounding: APP-Us travel as float32
@@ -106,7 +106,9 @@ class FedDB(Method):
         for _ in range(me.epochs):  # Algorithm 3, lines 11 to 16
             app_u = moving_prediction(app_u, self._predict(model, watched, me, plain_weak), self.app_momentum)
             for i, j in parallel_batches(len(labeled), len(accepted_images), size, order):
-                known = cross_entropy_parts(model, labeled.images[i], labeled.labels[i], weak, chunk)  # Eq. 2
+                known = cross_entropy_parts(
+                    model, labeled.images[i], labeled.labels[i], weak, chunk, label_loss=me.label_loss
+                )  # Eq. 2
                 guessed = cross_entropy_parts(
                     model, accepted_images[j], guess[j], strong, chunk, self.weight * share
                 )  # Eq. 4
@@ -182,7 +184,13 @@ def parallel_batches(first: int, second: int, size: int, generator: torch.Genera
 
 
 def cross_entropy_parts(
-    model: nn.Module, images: Tensor, labels: Tensor, view: Callable[[Tensor], Tensor], chunk: int, scale: float = 1.0
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    view: Callable[[Tensor], Tensor],
+    chunk: int,
+    scale: float = 1.0,
+    label_loss: LabelLoss = PLAIN,
 ) -> Iterator[Tensor]:
     """scale · mean cross-entropy of all images, as terms that add up to it: `chunk` images at a time (0: all at once).
 
@@ -196,7 +204,7 @@ def cross_entropy_parts(
     if len(labels):
         for part in torch.arange(len(labels)).split(chunk or len(labels)):
             logits = model(view(images[part]))
-            yield F.cross_entropy(logits, labels[part], reduction="sum") * (scale / len(labels))
+            yield label_loss(logits, labels[part], reduction="sum") * (scale / len(labels))
 
 
 def optimizer_step_in_parts(

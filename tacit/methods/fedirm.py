@@ -28,6 +28,7 @@ from tacit.nets.layers import Net
 from tacit.pieces.aggregate import labeled_shares, shares
 from tacit.pieces.consistency import two_view_batches
 from tacit.pieces.label import PseudoLabels, confident
+from tacit.pieces.loss import PLAIN, LabelLoss
 from tacit.pieces.teacher import learn_with_teacher, ramp_up, squared_error
 from tacit.pieces.train import View, optimizer_step, weights_of
 
@@ -151,7 +152,7 @@ class FedIRM(Method):
     def _labels(self, side: Party) -> "RelatedLabels":
         mine, view, chance = side.shard.labeled, side.views.weak_view, side.rng("labeled views")
         settings = side.train.batch, view, chance, self.temperature, self.smoothing
-        return RelatedLabels(mine.images, mine.labels, *settings)
+        return RelatedLabels(mine.images, mine.labels, *settings, side.label_loss)
 
 
 @dataclass(frozen=True)
@@ -270,14 +271,16 @@ def reliable(probs: Tensor, entropy: Tensor, confidence: float, limit: float) ->
     return PseudoLabels(label, sure & (entropy < limit))
 
 
-def two_view_loss(first: Tensor, second: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+def two_view_loss(
+    first: Tensor, second: Tensor, labels: Tensor, smoothing: float, label_loss: LabelLoss = PLAIN
+) -> Tensor:
     """The sum of the cross-entropies of two views' logits, with smoothed labels.
 
     >>> even = torch.zeros(3, 2)                                                # ln 2 each
     >>> two_view_loss(even, even, torch.tensor([0, 1, 1]), 0.1)
     tensor(1.3863)
     """
-    one, other = (F.cross_entropy(logits, labels, label_smoothing=smoothing) for logits in (first, second))
+    one, other = (label_loss(logits, labels, label_smoothing=smoothing) for logits in (first, second))
     return one + other
 
 
@@ -292,6 +295,7 @@ class RelatedLabels:
     generator: torch.Generator
     temperature: float
     smoothing: float
+    label_loss: LabelLoss = PLAIN
     seen: list[Tensor] = field(default_factory=list)  # a relation matrix for each batch so far
 
     def losses(self, model: nn.Module, epochs: int | None = None) -> Iterator[Tensor]:
@@ -300,7 +304,7 @@ class RelatedLabels:
             for which, one, other in two_view_batches(self.images, self.batch, self.view, self.view, self.generator):
                 labels, logits = self.labels[which], model(one)
                 self.seen.append(relation_matrix(logits.detach(), labels, self.temperature))
-                yield two_view_loss(logits, model(other), labels, self.smoothing)
+                yield two_view_loss(logits, model(other), labels, self.smoothing, self.label_loss)
 
     def relation(self, classes: int) -> Tensor:
         """The mean over all batches seen; zeros for classes of which this party has no label."""

@@ -125,7 +125,7 @@ class FedMatch(Method):
         """What sigma learns: cross-entropy on labels."""
         labeled = side.shard.labeled
         logits = model.learning("sigma")(side.views.weak_view(labeled.images[which], chance))
-        return self.labeled_weight * F.cross_entropy(logits, labeled.labels[which])
+        return self.labeled_weight * side.label_loss(logits, labeled.labels[which])
 
     def _image_loss(
         self, model: "Decomposed", which: Tensor, advice: "Advice", me: Client, chance: Generator

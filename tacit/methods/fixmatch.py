@@ -86,7 +86,9 @@ class FixMatch(Method):
         loss = 0.0
         for _ in range(me.epochs):
             epoch = two_view_batches(images, size, weak, self.learned_view(me), generator)
-            loss = learn_by_batch(model, epoch, own, unlabeled_loss, optimizer=optimizer, clip=me.train.clip)
+            loss = learn_by_batch(
+                model, epoch, own, unlabeled_loss, optimizer=optimizer, clip=me.train.clip, label_loss=me.label_loss
+            )
         return loss
 
     def learn_fixed(self, model: nn.Module, accept: "Accept", me: Client) -> tuple[int, float]:

@@ -118,7 +118,9 @@ class PDCFed(Method):
 
         for _ in range(me.epochs):
             epoch = two_view_batches(images, me.train.batch, weak, me.views.strong_view, generator)
-            loss = learn_by_batch(model, epoch, own, unlabeled_loss, optimizer=optimizer, clip=me.train.clip)
+            loss = learn_by_batch(
+                model, epoch, own, unlabeled_loss, optimizer=optimizer, clip=me.train.clip, label_loss=me.label_loss
+            )
         return loss
 
     def select(self, weak: Tensor, strong: Tensor, usual: Weights) -> tuple[PseudoLabels, Tensor]:

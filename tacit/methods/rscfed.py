@@ -150,7 +150,7 @@ class RSCFed(Method):
     ) -> tuple[float, int]:
         """Mean teacher: the student comes near to the teacher's sharpened prediction for another weak view."""
         labeled, weak, generator = me.shard.labeled, me.views.weak_view, me.rng("unlabeled views")
-        own = (labeled.images, labeled.labels), me.train.batch, weak, me.rng("labeled views")
+        own = (labeled.images, labeled.labels), me.train.batch, weak, me.rng("labeled views"), me.label_loss
         label_loss = endless_loss(model, *own) if len(labeled) else None
 
         def loss_of(which: Tensor, views: Tensor, target: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class SemiFL(Method):
         optimizer, weak_view = me.optimizer(model), me.views.weak_view
         give_momentum(model, optimizer, group(memory, "momentum"))
         if accepted:
-            own = (labeled.images, labeled.labels), me.train.batch, weak_view, me.rng("labeled views")
+            own = (labeled.images, labeled.labels), me.train.batch, weak_view, me.rng("labeled views"), me.label_loss
             loss = fit_fix_and_mix(
                 model,
                 (images[found.accepted], found.label[found.accepted]),

@@ -5,10 +5,10 @@ from itertools import chain, repeat
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.nets.optimizer import live_taps_only, optimizer_step
+from tacit.pieces.loss import PLAIN, LabelLoss
 from tacit.pieces.train import View, batches, viewed_batches
 
 
@@ -40,7 +40,12 @@ def endless_batches(
 
 
 def endless_loss(
-    model: nn.Module, labeled: tuple[Tensor, Tensor], batch: int, view: View, generator: torch.Generator
+    model: nn.Module,
+    labeled: tuple[Tensor, Tensor],
+    batch: int,
+    view: View,
+    generator: torch.Generator,
+    label_loss: LabelLoss = PLAIN,
 ) -> Callable[[], Tensor]:
     """At each call the cross-entropy of the next batch of labelled images, epoch after epoch without end.
 
@@ -57,7 +62,7 @@ def endless_loss(
 
     def loss() -> Tensor:
         which, views = next(parts)
-        return F.cross_entropy(model(views), labels[which])
+        return label_loss(model(views), labels[which])
 
     return loss
 
@@ -87,6 +92,7 @@ def learn_by_batch(
     *,
     optimizer: torch.optim.Optimizer,
     clip: float,
+    label_loss: LabelLoss = PLAIN,
 ) -> float:
     """One epoch: a step for each unlabelled batch, with a labelled one beside it if there are any. The mean loss.
 
@@ -98,7 +104,7 @@ def learn_by_batch(
             loss = unlabeled_loss(index, shown, learned)
             if labeled is not None:
                 views, truth = next(labeled)
-                loss = loss + F.cross_entropy(model(views), truth)
+                loss = loss + label_loss(model(views), truth)
             optimizer_step(model, optimizer, loss, clip)
             total, steps = total + float(loss.detach()), steps + 1
     return total / max(steps, 1)

@@ -1,13 +1,61 @@
 """Losses that methods share."""
 
+from dataclasses import dataclass
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def masked_cross_entropy(logits: Tensor, label: Tensor, accepted: Tensor) -> Tensor:
-    """(1/N) Σ 1[kept] CE(logits, label): the mean over *all* N samples (FixMatch Eq. 4), not over the kept ones.
+@dataclass(frozen=True)
+class LabelLoss:
+    """Cross-entropy of labelled images, as `train.class_weights` and `train.logit_adjustment` want it."""
 
-    >>> import torch
+    weights: Tensor | None = None  # [K]: how much an image of each class counts
+    offsets: Tensor | None = None  # [K]: added to the logits while training, so that rare classes need a larger margin
+
+    def __call__(self, logits: Tensor, labels: Tensor, reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
+        """
+        >>> even, labels = torch.zeros(3, 2), torch.tensor([0, 0, 1])           # cross-entropy of each: ln 2
+        >>> LabelLoss()(even, labels), LabelLoss(torch.tensor([0.5, 2.0]))(even, labels, reduction="sum")
+        (tensor(0.6931), tensor(2.0794))
+        """
+        if self.offsets is not None:
+            logits = logits + self.offsets
+        return F.cross_entropy(
+            logits, labels, weight=self.weights, reduction=reduction, label_smoothing=label_smoothing
+        )
+
+
+PLAIN = LabelLoss()
+
+
+def label_loss(labels: Tensor, classes: int, balanced: bool = False, adjustment: float = 0.0) -> LabelLoss:
+    """The loss for a party with these labels. Each party corrects its own skew: nobody's counts travel.
+
+    Balanced: an image of class c weighs n / (K' · n_c), where K' classes occur; those that do not occur weigh 0.
+    Adjusted: adjustment · log(n_c / n) is added to the logits (Menon et al., 2021, Eq. 10), of a class that does not
+    occur as if it had one label.
+
+    >>> label_loss(torch.tensor([0, 0, 0, 1]), 3, balanced=True).weights
+    tensor([0.6667, 2.0000, 0.0000])
+    >>> label_loss(torch.tensor([0, 0, 0, 1]), 2, adjustment=1.0).offsets.exp()
+    tensor([0.7500, 0.2500])
+    >>> label_loss(torch.tensor([0, 1]), 2) == PLAIN
+    True
+    """
+    if not len(labels) or not (balanced or adjustment):
+        return PLAIN
+    counts = torch.bincount(labels, minlength=classes).float()
+    present = counts > 0
+    weights = torch.where(present, len(labels) / (present.sum() * counts.clamp(min=1)), 0.0) if balanced else None
+    offsets = adjustment * (counts.clamp(min=1) / len(labels)).log() if adjustment else None
+    return LabelLoss(weights, offsets)
+
+
+def masked_cross_entropy(logits: Tensor, label: Tensor, accepted: Tensor) -> Tensor:
+    """(1/N) Σ 1[accepted] CE(logits, label): the mean over *all* N samples (FixMatch Eq. 4), not over the accepted.
+
     >>> logits = torch.zeros(4, 2)                                  # CE of each sample: ln 2
     >>> masked_cross_entropy(logits, torch.zeros(4, dtype=torch.int64), torch.tensor([True, False, False, False]))
     tensor(0.1733)

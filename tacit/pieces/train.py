@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.nets.folding import for_evaluation
 from tacit.nets.optimizer import live_taps_only
 from tacit.nets.optimizer import optimizer_step as optimizer_step
 from tacit.pieces.aggregate import residual
+from tacit.pieces.loss import PLAIN, LabelLoss
 
 View = Callable[[Tensor, torch.Generator], Tensor]
 EPOCH_CHUNK = 1024  # images whose views are made at once: enough to be fast, little enough to fit any memory
@@ -74,6 +74,7 @@ def fit(
     clip: float,
     generator: torch.Generator,
     after_epoch: Callable[[int], None] | None = None,
+    label_loss: LabelLoss = PLAIN,
 ) -> float:
     """Plain supervised training: cross-entropy on views of labelled images. Returns the last epoch's mean loss."""
     model.train()
@@ -82,7 +83,7 @@ def fit(
         total, seen = torch.zeros((), device=images.device), 0
         with live_taps_only(model, optimizer):
             for which, views in viewed_batches(images, batch, view, generator):
-                loss = F.cross_entropy(model(views), labels[which])
+                loss = label_loss(model(views), labels[which])
                 optimizer_step(model, optimizer, loss, clip)
                 total, seen = total + loss.detach() * len(which), seen + len(which)
         mean = float(total) / seen if seen else math.nan

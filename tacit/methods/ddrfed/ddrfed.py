@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
@@ -111,7 +110,7 @@ class DDRFed(GDGM, Method):
                 for which, labeled in paired_batches(len(images), len(own), me.train.batch, generator):
                     loss = torch.zeros((), device=me.device)
                     if len(labeled):  # Eq. 10
-                        loss = F.cross_entropy(model(weak(own.images[labeled], generator)), own.labels[labeled])
+                        loss = me.label_loss(model(weak(own.images[labeled], generator)), own.labels[labeled])
                     if len(which):
                         shown, strong = weak(images[which], generator), me.views.strong_view(images[which], generator)
                         loss = loss + self.unlabeled_loss(model, which, shown, strong, accept, tally)
