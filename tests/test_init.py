@@ -226,7 +226,8 @@ def test_one_folder_can_be_spread_over_pretended_clients(clinics: Path) -> None:
     assert plan.experiment.data.placement == "server"
     assert len(plan.split.server) == 40 - len(plan.split.test)  # all labels, not a balanced part of them
     assert [len(part.unlabeled) for part in plan.split.clients] == [10, 10, 10]
-    assert not plan.warnings
+    (warning,) = plan.warnings
+    assert warning.startswith("Fewer than 10 labels in all for '0', ")
 
 
 def test_what_is_there_is_not_written_over(clinics: Path) -> None:

@@ -12,6 +12,7 @@ from tacit.core.formatting import size_text
 from tacit.core.settings import Experiment
 from tacit.core.text import markdown
 from tacit.data.split import class_table, party_names
+from tacit.evaluation.headline import MAJORITY
 from tacit.evaluation.metrics import wilson_interval
 from tacit.inference.model import Description
 from tacit.runs.plan import Plan
@@ -77,12 +78,17 @@ def _result(
     confusion = np.array(figures["confusion"])
     images = confusion.sum(axis=1)
     largest = images.max() / max(images.sum(), 1)
+    one_sided = largest > MAJORITY
+    recalls = [confusion[k, k] / images[k] for k in range(len(images)) if images[k]]
+    balanced = per_cent(float(np.mean(recalls)) if recalls else None)
+    # Where one class has more than half of the images, plain accuracy flatters.
+    first = f"**Balanced accuracy {balanced}** (the mean of the classes' recalls); a" if one_sided else "**A"
     page.add(
         Heading("How good it is"),
         Text(
-            f"**Accuracy {per_cent(figures['accuracy'])}** (95 % confidence interval {per_cent(low)} to "
-            f"{per_cent(high)}) on {figures['images']:,} test images, by the model after the last round. Always naming "
-            f"the most frequent class would give {per_cent(float(largest))}."
+            f"{first}ccuracy {per_cent(figures['accuracy'])}{'' if one_sided else '**'} (95 % confidence interval "
+            f"{per_cent(low)} to {per_cent(high)}) on {figures['images']:,} test images, by the model after the last "
+            f"round. Always naming the most frequent class would give {per_cent(float(largest))}."
         ),
     )
     named = {"balanced accuracy": "balanced_accuracy", "AUC": "auc", "macro F1": "macro_f1"}

@@ -28,6 +28,7 @@ def run_and_show(
     from tacit.cli.data import load_shown
     from tacit.engine.checks import check_run
     from tacit.engine.run import run_experiment
+    from tacit.evaluation.headline import headline
     from tacit.runs.progress import print_json, watcher_for
     from tacit.runs.trackers import Together, trackers
 
@@ -53,7 +54,7 @@ def run_and_show(
         print_json({"kind": "summary", "folder": str(folder), **summary})
     elif view == "auto" and not label:
         if summary["accuracy"] is not None:
-            screen.print(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
+            screen.print(f"{summary['method']}: {headline(summary, 2)} ({summary['reporting']})")
         screen.print(f"Written to {folder}")
         if (folder / "card.html").is_file():
             screen.print(

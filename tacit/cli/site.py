@@ -11,6 +11,7 @@ import typer
 
 from tacit.cli.options import FromRound, Set, console, layers
 from tacit.core.errors import TacitError
+from tacit.evaluation.headline import headline
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -227,7 +228,7 @@ def run(
         )
     summary = Run(folder).summary or {}
     if summary.get("accuracy") is not None:
-        _say(f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % ({summary['reporting']})")
+        _say(f"{summary['method']}: {headline(summary, 2)} ({summary['reporting']})")
     _say(f"Written to {folder}")
 
 

@@ -15,6 +15,7 @@ from tacit.config.resolve import resolve
 from tacit.core.settings import Experiment, Paper, flatten
 from tacit.data.split import Split, load_split
 from tacit.data.split import title as split_title
+from tacit.evaluation.headline import leads
 from tacit.runs.folder import Run
 from tacit.runs.plan import prepare, stages_of
 
@@ -311,6 +312,11 @@ class Result:
     against_first: Paired | None  # over the seeds in which both have the same split
     differs: tuple[str, ...]
 
+    @property
+    def leads(self) -> str:
+        """The figure that stands first: balanced accuracy where one class has more than half of the test images."""
+        return next((leads(run) for run in self.runs.values()), "accuracy")
+
     def values(self, name: str) -> list[float]:
         return [float(run[name]) for run in self.runs.values() if run.get(name) is not None]
 
@@ -332,11 +338,12 @@ def outcome(run: Run) -> dict[str, Any]:
     return {**summary, "last_five": statistics.fmean(tail) if tail else None, "bytes": traffic}
 
 
-def results(rows: Sequence[Row], seen: Survey, score: str = "accuracy") -> list[list[Result]]:
-    """The finished lines by block. `score` is the figure that gaps and tests are made of."""
-    found = []
+def results(rows: Sequence[Row], seen: Survey, score: str = "") -> list[list[Result]]:
+    """The finished lines by block. `score`: the figure of gaps and tests (default: the one that leads)."""
+    found, given = [], score
     for block in blocks_of(rows):
         runs = {row.label: {j.experiment.seed: outcome(Run(j.folder)) for j in row.jobs if j.finished} for row in block}
+        score = given or next((leads(run) for line in runs.values() for run in line.values()), "accuracy")
         bounds = {bound_of(row.experiment): row for row in reversed(block)}  # the first of several counts
         lower, upper = (
             _mean([run.get(score) for run in runs[bounds[name].label].values()]) if name in bounds else None

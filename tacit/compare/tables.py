@@ -72,6 +72,7 @@ def scale_text(result: Result) -> str:
 COLUMNS: dict[str, Callable[[Result], str]] = {
     "method": lambda r: f"{r.label} ({r.bound} bound)" if r.bound and r.bound not in r.label else r.label,
     "seeds": lambda r: str(len(r.runs)),
+    "balanced": lambda r: percent(r, "balanced_accuracy") if r.leads == "balanced_accuracy" else NOTHING,
     "accuracy": lambda r: percent(r, "accuracy"),
     "last five": lambda r: percent(r, "last_five"),
     "AUC": lambda r: percent(r, "auc"),
@@ -114,11 +115,19 @@ def legend(blocks: Sequence[Sequence[Result]], heads: Sequence[str]) -> list[str
     rule = {"best": "of the best round", "last": "of the last round", "last-10": "mean of the last ten rounds"}
     which = " or ".join(rule[one] for one in rules)
     remarks = [f"Accuracy and AUC in per cent, {which}; mean ± standard deviation over seeds."]
+    if "balanced" in heads:
+        shares = sorted({round(100 * (r.mean("largest_class") or 0), 1) for r in everything})
+        remarks.append(
+            f"Balanced: mean of the classes' recalls, which leads here, for always naming the largest class would give "
+            f"an accuracy of {' to '.join(f'{share:.1f}' for share in dict.fromkeys((shares[0], shares[-1])))} %. Gap, "
+            "differences and p are of balanced accuracy."
+        )
     if "gap closed" in heads:
         remarks.append("Gap closed: the way from the lower bound (the labels alone) to the upper one (all labels).")
     if "vs first" in heads:
         say_p = f"; p: {TEST}, not corrected for the number of rows" if "p" in heads else ""
-        remarks.append(f"Vs first: points of accuracy against the first row, same seeds and splits{say_p}.")
+        of = "" if "balanced" in heads else " of accuracy"
+        remarks.append(f"Vs first: points{of} against the first row, same seeds and splits{say_p}.")
     sources = dict.fromkeys(result.experiment.paper.source for result in everything if _paper(result) != NOTHING)
     if sources:
         remarks.append(

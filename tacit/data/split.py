@@ -18,10 +18,12 @@ from tacit.core.seeds import numpy_generator
 from tacit.core.settings import Data
 from tacit.core.text import safe
 from tacit.data import placement
+from tacit.data.catalogue import SOURCES
 from tacit.data.dataset import Dataset
 
 FORMAT = "tacit-split-1"
 FEW_IMAGES = 10  # a client with fewer is worth a warning
+FEW_OWN_LABELS = 10  # of a class in somebody's own data: below, that is told before any training
 FEW_LABELS = 5  # so is a class with fewer labels, where chance made it so
 
 
@@ -246,12 +248,7 @@ def warnings(split: Split, dataset: Dataset) -> list[str]:
             f"No labelled party holds the {kind} {_names(missing, dataset)}. No method can learn {them}: "
             f"accuracy cannot exceed {100 * best:.1f} %."
         )
-    few = np.flatnonzero((labels_by_class > 0) & (labels_by_class < FEW_LABELS))
-    if len(few) and split.recipe["placement"] == "some-clients":
-        found.append(
-            f"Fewer than {FEW_LABELS} labels in all for {_names(few, dataset)}. `cover = n` draws again until "
-            "each class has n."
-        )
+    found += _few_labels(split, dataset, labels_by_class)
     untested = np.setdiff1d(np.arange(classes), np.asarray(dataset.test_labels)[split.test])
     if len(untested):
         found.append(f"No test image in use shows {_names(untested, dataset)}.")
@@ -274,6 +271,24 @@ def warnings(split: Split, dataset: Dataset) -> list[str]:
                 "into what was still wanted."
             )
     return found
+
+
+def _few_labels(split: Split, dataset: Dataset, labels_by_class: np.ndarray) -> list[str]:
+    """Classes with hardly a label: of own data always told, of a known set where chance made it so."""
+    own = bool(split.recipe.get("sites")) or split.recipe.get("name", next(iter(SOURCES))) not in SOURCES
+    enough = FEW_OWN_LABELS if own else FEW_LABELS
+    few = np.flatnonzero((labels_by_class > 0) & (labels_by_class < enough))
+    if len(few) and own:
+        return [
+            f"Fewer than {enough} labels in all for {_names(few, dataset)}: such a class is learned, and judged, from "
+            "very little. Label more of it first if it matters (`tacit advise` says which images)."
+        ]
+    if len(few) and split.recipe["placement"] == "some-clients":
+        return [
+            f"Fewer than {enough} labels in all for {_names(few, dataset)}. `cover = n` draws again until each class "
+            "has n."
+        ]
+    return []
 
 
 def _names(which: tuple[int, ...] | np.ndarray, dataset: Dataset) -> str:

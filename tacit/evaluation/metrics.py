@@ -204,6 +204,15 @@ def jensen_shannon(p: Tensor, q: Tensor) -> float:
     return (middle - (own_p + own_q) / 2).clamp(min=0).item()
 
 
+def largest_class(labels: Tensor) -> float:
+    """The share of the most frequent class: the accuracy of always naming it.
+
+    >>> largest_class(torch.tensor([0, 1, 1, 1]))
+    0.75
+    """
+    return float(torch.bincount(labels).max()) / len(labels) if len(labels) else math.nan
+
+
 def summary(probs: Tensor, labels: Tensor) -> dict[str, float | list[float]]:
     """All figures of one evaluation, ready to be recorded.
 
@@ -219,4 +228,5 @@ def summary(probs: Tensor, labels: Tensor) -> dict[str, float | list[float]]:
         "balanced_accuracy": balanced_accuracy(probs, labels),
         "ece": expected_calibration_error(probs, labels),
         "per_class": per_class_accuracy(probs, labels).tolist(),
+        "largest_class": largest_class(labels),
     }

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.core.errors import TacitError
+from tacit.evaluation.headline import headline
 from tacit.inference.images import as_items
 from tacit.inference.model import Model, load_model
 from tacit.inference.predict import Predictions, predict_items
@@ -18,9 +19,8 @@ class NotebookRun(Run):
         summary = self.summary
         if summary is None:
             return f"<run in {self.folder}, {len(self.rounds())} rounds done, not finished>"
-        right = summary.get("accuracy")
-        figure = f", accuracy {100 * right:.1f} %" if right is not None else ""
-        return f"<run in {self.folder}: {summary['method']} on {summary['data']}{figure}>"
+        figure = headline(summary)
+        return f"<run in {self.folder}: {summary['method']} on {summary['data']}{', ' + figure if figure else ''}>"
 
     @property
     def records(self) -> Any:

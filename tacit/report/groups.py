@@ -8,7 +8,17 @@ from typing import Any
 
 from tacit.core.settings import same_but_for_seed
 
-RESULTS = ("accuracy", "auc", "pseudo_accuracy", "accepted_ratio", "bytes_up", "bytes_down", "seconds")
+RESULTS = (
+    "balanced_accuracy",
+    "largest_class",
+    "accuracy",
+    "auc",
+    "pseudo_accuracy",
+    "accepted_ratio",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+)
 
 
 def group(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

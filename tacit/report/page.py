@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tacit.evaluation.headline import headline
+
 FILES = Path(__file__).parent / "static"
 SCRIPTS = ("dom.js", "figure.js", "lines.js", "heat.js", "index.js", "run.js", "page.js")  # in the order of need
 
@@ -72,7 +74,7 @@ def plain_list(data: Mapping[str, Any]) -> str:
     """The runs as a list, for readers without JavaScript."""
     lines = []
     for run in data["runs"]:
-        accuracy = run["results"].get("accuracy")
-        result = f" Accuracy {100 * accuracy:.2f} % ({run['reporting']})." if accuracy is not None else ""
+        first = headline(run["results"], 2)
+        result = f" {first[0].upper()}{first[1:]} ({run['reporting']})." if first else ""
         lines.append(f"<li>{html.escape(' '.join([run['name'] + ':', run['says'], *run['problems']]) + result)}</li>")
     return "\n".join(lines)

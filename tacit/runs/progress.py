@@ -14,6 +14,7 @@ from rich.text import Text
 from tacit.contract.parties import RoundInfo
 from tacit.core.console import SafeConsole, noted
 from tacit.core.formatting import clock
+from tacit.evaluation.headline import headline, leads
 from tacit.runs.plan import Plan
 from tacit.runs.watchers import NullWatcher, Watcher
 
@@ -33,8 +34,8 @@ def figures(record: Mapping[str, Any]) -> str:
     'accuracy 91.2 %  accepted 75 % (98 % right)'
     """
     parts = []
-    if record.get("accuracy") is not None:
-        parts.append(f"accuracy {100 * record['accuracy']:.1f} %")
+    if first := headline(record):
+        parts.append(first)
     if accepted := accepted_text(record):
         parts.append(accepted)
     if record.get("refused"):
@@ -95,6 +96,7 @@ class LiveView:
         self.console = console
         self.label = label.strip()
         self.place, self.completed, self.steps = "starting", 0.0, 1
+        self.leads = "accuracy"  # the figure that is shown by round
         self.accuracies: list[float] = []
         self.record: Mapping[str, Any] = {}
         self.over = ""
@@ -116,7 +118,8 @@ class LiveView:
     def round_done(self, record: Mapping[str, Any]) -> None:
         self.estimate.done, self.completed, self.record = record["step"] + 1, float(record["step"] + 1), record
         if record.get("accuracy") is not None:
-            self.accuracies.append(record["accuracy"])
+            self.leads = leads(record)
+            self.accuracies.append(record[self.leads])
         self.place = place(record["stage"], record["round"])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -134,8 +137,13 @@ class LiveView:
         if self.accuracies:
             best = max(self.accuracies)
             course = sparkline(self.accuracies, width=max(8, min(40, self.console.width - 40)))
-            text = Text(f"  accuracy {100 * self.accuracies[-1]:.1f} %  ", "green")
-            lines.append(text.append(course).append(f"  best {100 * best:.1f} %", "dim"))
+            named = self.leads.replace("_", " ")
+            text = Text(f"  {named} {100 * self.accuracies[-1]:.1f} %  ", "green")
+            text.append(course).append(f"  best {100 * best:.1f} %", "dim")
+            if self.leads != "accuracy" and self.record:
+                plain, always = (100 * self.record[key] for key in ("accuracy", "largest_class"))
+                text.append(f"  accuracy {plain:.1f} %, always the largest class {always:.1f} %", "dim")
+            lines.append(text)
         if self.record and not self.over:
             lines.append(Text("  " + " · ".join(self._facts()), "dim"))
         for line in lines[1:]:

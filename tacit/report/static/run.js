@@ -48,8 +48,11 @@ function runHead(run) {
   const select = el("select", { id: "choose-run", "data-key": "choose-run" }, ...options);
   select.addEventListener("change", () => openRun(select.value, false));
   const results = run.results;
+  const oneSided = results.largest_class > 0.5; // then plain accuracy flatters
   const figures = [
+    ["balanced accuracy", oneSided ? show(results.balanced_accuracy, "share") : "–"],
     ["accuracy", show(results.accuracy, "share")],
+    ["always the largest class", oneSided ? show(results.largest_class, "share") : "–"],
     ["AUC", show(results.auc, "share")],
     ["labels right", show(results.pseudo_accuracy, "share")],
     ["labels accepted", show(results.accepted_ratio, "share")],
