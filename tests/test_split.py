@@ -46,7 +46,7 @@ def by_hand(placement: str = "some-clients", **recipe) -> tuple[Split, Dataset]:
     """Three classes; the server knows class 0, client 0 has two labels, client 1 has none."""
     dataset = data_of([0, 0, 1, 1, 2, 2, -1], [0, 1, 1, 2, 2, 2, 2, 2], ("cat", "dog", "[cow]"))
     whole = {
-        **Data(name="toy", placement=placement, clients=2).model_dump(mode="json", exclude={"split"}),
+        **Data(name="digits", placement=placement, clients=2).model_dump(mode="json", exclude={"split"}),
         "train_images": 7,
         "test_images": 8,
         **recipe,

@@ -10,6 +10,7 @@ const COLUMNS = [
   { key: "placement", head: "labels at", value: (run) => run.placement },
   { key: "seed", head: "seed", value: (run) => run.seed, number: true },
   { key: "rounds", head: "rounds", value: (run) => run.rounds.done, text: roundsText, number: true },
+  { key: "balanced_accuracy", head: "balanced", value: (run) => run.results.balanced_accuracy, unit: "share", number: true },
   { key: "accuracy", head: "accuracy", value: (run) => run.results.accuracy, unit: "share", number: true },
   { key: "auc", head: "AUC", value: (run) => run.results.auc, unit: "share", number: true },
   { key: "pseudo_accuracy", head: "labels right", value: (run) => run.results.pseudo_accuracy, unit: "share", number: true },
@@ -131,20 +132,20 @@ function runTable() {
 }
 
 function groupTable() {
-  const heads = ["experiment", "runs", "accuracy", "AUC", "labels right", "sent up", "time", "paper"];
+  const heads = ["experiment", "runs", "balanced", "accuracy", "AUC", "labels right", "sent up", "time", "paper"];
   const rows = data.groups
     .filter((group) => group.results.accuracy)
     .map((group) => {
       const members = group.runs.map((id) => runById.get(id));
       const paper = members.find((run) => run.paper.accuracy !== undefined && run.paper.accuracy !== null)?.paper;
       const unfinished = members.filter((run) => run.state !== "finished").length;
-      const { accuracy, auc, pseudo_accuracy: right, bytes_up: up, seconds } = group.results;
+      const { balanced_accuracy: balanced, accuracy, auc, pseudo_accuracy: right, bytes_up: up, seconds } = group.results;
       return el(
         "tr",
         {},
         el("th", { scope: "row" }, group.label),
         el("td", {}, `${members.length}${unfinished ? ` (${unfinished} unfinished)` : ""}`),
-        ...[[accuracy, "share"], [auc, "share"], [right, "share"]].map(([result, unit]) => el("td", { class: "number" }, showSpread(result, unit))),
+        ...[[balanced, "share"], [accuracy, "share"], [auc, "share"], [right, "share"]].map(([result, unit]) => el("td", { class: "number" }, showSpread(result, unit))),
         el("td", { class: "number" }, up ? showBytes(up.mean) : "–"),
         el("td", { class: "number" }, seconds ? showSeconds(seconds.mean) : "–"),
         el("td", { class: "long" }, paper ? `${paper.accuracy} % (${paper.source})` : "–"),
@@ -157,7 +158,7 @@ function groupTable() {
     el(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-label": "Results over the seeds" },
-      el("table", {}, el("caption", { class: "unseen" }, "Results over the seeds"), el("thead", {}, el("tr", {}, ...heads.map((head, i) => el("th", { scope: "col", class: i > 1 && i < 7 ? "number" : null }, head)))), el("tbody", {}, ...rows)),
+      el("table", {}, el("caption", { class: "unseen" }, "Results over the seeds"), el("thead", {}, el("tr", {}, ...heads.map((head, i) => el("th", { scope: "col", class: i > 1 && i < 8 ? "number" : null }, head)))), el("tbody", {}, ...rows)),
     ),
   ];
 }
