@@ -46,7 +46,7 @@ def by_hand(placement: str = "some-clients", **recipe) -> tuple[Split, Dataset]:
     """Three classes; the server knows class 0, client 0 has two labels, client 1 has none."""
     dataset = data_of([0, 0, 1, 1, 2, 2, -1], [0, 1, 1, 2, 2, 2, 2, 2], ("cat", "dog", "[cow]"))
     whole = {
-        **Data(name="digits", placement=placement, clients=2).model_dump(mode="json", exclude={"split"}),
+        **Data(name="toy", placement=placement, clients=2).model_dump(mode="json", exclude={"split"}),
         "train_images": 7,
         "test_images": 8,
         **recipe,
@@ -192,7 +192,7 @@ def test_class_table_by_hand():
 
 
 def test_ceiling_and_warnings_by_hand():
-    split, dataset = by_hand(reveal="none")
+    split, dataset = by_hand(reveal="none", name="digits")
     assert ceiling(split, dataset) == ((2,), 3 / 8)
     found = warnings(split, dataset)
     assert found == [
