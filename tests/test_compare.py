@@ -19,18 +19,22 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
+from pictures import write_sites
 from runs import TINY, digest, timeless
 from tacit.cli.app import complete
 from tacit.compare import tables
 from tacit.compare.results import (
+    Result,
     blocks_of,
     bound_of,
     budget_of,
+    can_reveal,
     differs,
     holdings,
     notes,
     results,
     survey,
+    verdicts,
     with_bounds,
 )
 from tacit.compare.rows import PendingRun, Row, identity, make_rows
@@ -40,6 +44,7 @@ from tacit.config.resolve import resolve
 from tacit.config.scale import scaled
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
+from tacit.data.sources import load
 from tacit.engine.run import run_experiment
 from tacit.report.collect import collect
 from tacit.runs.folder import Run
@@ -100,10 +105,12 @@ def test_pairs_matter_and_too_few_have_no_p() -> None:
     found = paired_test(ours, theirs)
     assert found is not None
     assert found.p is not None
+    low, high = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    assert found.half_width == pytest.approx((high - low) / 2)
     assert found.p < 0.05 < stats.ttest_ind(ours, theirs).pvalue
-    assert paired_test([0.5], [0.4]) == (0.1, None)
+    assert paired_test([0.5], [0.4]) == (0.1, None, None)
     assert paired_test([], []) is None
-    assert paired_test([0.5, 0.6], [0.5, 0.6]) == (0.0, 1.0)
+    assert paired_test([0.5, 0.6], [0.5, 0.6]) == (0.0, 1.0, 0.0)
 
 
 # --- Who takes part ---------------------------------------------------------------------------------------
@@ -481,3 +488,34 @@ def test_a_device_has_a_folder_of_its_own_and_is_kept_on_resume() -> None:
     (there.jobs[0].folder / "experiment.toml").write_text(there.experiment.to_toml())
     with pytest.raises(TacitError, match="device: 'cpu' in the run, 'auto' now"):
         run_experiment(here.experiment, there.jobs[0].folder, resume=True)
+
+
+def line(accuracies: list[float], bound: str = "", label: str = "ours") -> Result:
+    """A finished row with these accuracies, one a seed."""
+    runs = {seed: {"accuracy": value} for seed, value in enumerate(accuracies)}
+    experiment = resolve({"method.name": "fixmatch"})
+    return Result(label, "", experiment, 0, runs, bound, None, None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("ours", "ends"),
+    [
+        ([0.80, 0.82, 0.81], "3 seeds): the unlabelled images helped."),
+        ([0.60, 0.62, 0.61], "3 seeds): it did harm. Train on the labels alone, or try another method."),
+        ([0.65, 0.80, 0.70], "3 seeds): no difference that so many seeds can show."),
+        ([0.80], "with one seed, which is no answer: run it with --seeds 3 or more."),
+    ],
+)
+def test_whether_the_unlabelled_images_helped_is_a_sentence(ours: list[float], ends: str) -> None:
+    (text,) = verdicts([[line(ours), line([0.70, 0.72, 0.71], "lower", "labels"), line([0.9], "upper", "all")]])
+    assert text.startswith("ours against the labels alone: ")
+    assert text.endswith(ends)
+
+
+def test_no_upper_bound_where_nothing_can_be_revealed(tmp_path: Path) -> None:
+    """Somebody's own unlabelled images: nobody has their labels."""
+    write_sites(load("digits"), tmp_path / "photos", labeled=2, unlabeled=3)
+    known = resolve({"method.name": "fixmatch", "data.name": "digits"})
+    assert can_reveal(known)
+    own = resolve(known.to_dict(), {"data.sites": [str(path) for path in sorted((tmp_path / "photos").iterdir())]})
+    assert not can_reveal(own)

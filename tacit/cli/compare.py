@@ -122,11 +122,11 @@ def show(
 ) -> None:
     """The table on the screen, and in a file if one is wanted."""
     from tacit.compare import tables
-    from tacit.compare.results import results
+    from tacit.compare.results import results, verdicts
     from tacit.core.payload import write_atomically
 
     blocks = results(rows, seen)
-    sheet = tables.sheet(blocks, notes=remarks)
+    sheet = tables.sheet(blocks, notes=[*verdicts(blocks), *remarks])
     if form != "console":
         if form in ("csv", "json"):
             figures = tables.records(blocks, remarks)

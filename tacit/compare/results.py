@@ -13,6 +13,8 @@ from tacit.compare.rows import PendingRun, Row, listed, run_folder, short_labels
 from tacit.compare.t_test import Paired, paired_test
 from tacit.config.resolve import resolve
 from tacit.core.settings import Experiment, Paper, flatten
+from tacit.data.federation import load_dataset
+from tacit.data.sources import is_own
 from tacit.data.split import Split, load_split
 from tacit.data.split import title as split_title
 from tacit.evaluation.headline import leads
@@ -67,9 +69,16 @@ def with_bounds(rows: Sequence[Row], runs: Path) -> list[Row]:
     for block in blocks_of(rows):
         there = {bound_of(row.experiment) for row in block}
         for name, bound in zip(("lower", "upper"), bounds_of(block[0].experiment), strict=True):
-            if name not in there:
+            if name not in there and (name == "lower" or can_reveal(bound)):
                 found.append(bound_row(name, bound, block[0], runs))
     return short_labels(found)
+
+
+def can_reveal(experiment: Experiment) -> bool:
+    """Whether the labels of the unlabelled images are known to anybody: of somebody's own images they are not."""
+    if not (experiment.data.sites or is_own(experiment.data.name)):
+        return True
+    return bool((np.asarray(load_dataset(experiment.data).train_labels) >= 0).all())
 
 
 def bound_row(name: str, bound: Experiment, method: Row, runs: Path) -> Row:
@@ -390,3 +399,38 @@ def _against(
         and runs[first.label][seed].get(score) is not None
     ]
     return paired_test([mine for mine, _ in pairs], [its for _, its in pairs])
+
+
+def verdicts(blocks: Sequence[Sequence[Result]]) -> list[str]:
+    """Did the unlabelled images help? For each method beside a lower bound, in a sentence."""
+    found = []
+    for block in blocks:
+        lower = next((line for line in block if line.bound == "lower"), None)
+        for line in block if lower is not None else ():
+            if not line.bound and lower is not None:
+                found.append(verdict(line, lower))
+    return [text for text in found if text]
+
+
+def verdict(line: Result, lower: Result) -> str:
+    """One method against the labels alone, over the seeds that both have."""
+    score = lower.leads
+    seeds = [
+        seed
+        for seed in line.runs
+        if line.runs[seed].get(score) is not None and lower.runs.get(seed, {}).get(score) is not None
+    ]
+    test = paired_test(*([rows.runs[seed][score] for seed in seeds] for rows in (line, lower)))
+    if test is None:
+        return ""
+    points, of = 100 * test.difference, score.replace("_", " ")
+    text = f"{line.label} against the labels alone: {points:+.1f} points of {of}"
+    if test.half_width is None:
+        return f"{text} with one seed, which is no answer: run it with --seeds 3 or more."
+    width = 100 * test.half_width
+    text += f" (95 % interval {points - width:+.1f} to {points + width:+.1f}, {len(seeds)} seeds)"
+    if points - width > 0:
+        return f"{text}: the unlabelled images helped."
+    if points + width < 0:
+        return f"{text}: it did harm. Train on the labels alone, or try another method."
+    return f"{text}: no difference that so many seeds can show."

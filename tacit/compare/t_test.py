@@ -19,6 +19,7 @@ class Paired(NamedTuple):
 
     difference: float
     p: float | None  # None: fewer than two pairs
+    half_width: float | None = None  # the 95 % interval reaches so far to both sides of the difference
 
 
 def paired_test(ours: Sequence[float], theirs: Sequence[float]) -> Paired | None:
@@ -29,7 +30,7 @@ def paired_test(ours: Sequence[float], theirs: Sequence[float]) -> Paired | None
     >>> round(paired_test([0.8, 0.9], [0.7, 0.7]).p, 4)  # t = .15 / (.0707/√2) = 3, one degree: 1 - 2/π·atan 3
     0.2048
     >>> paired_test([0.8], [0.7])
-    Paired(difference=0.1, p=None)
+    Paired(difference=0.1, p=None, half_width=None)
     """
     differences = [one - other for one, other in zip(ours, theirs, strict=True)]
     if not differences:
@@ -39,9 +40,22 @@ def paired_test(ours: Sequence[float], theirs: Sequence[float]) -> Paired | None
         return Paired(mean, None)
     spread = statistics.stdev(differences)
     if spread < 1e-12:  # the same difference each time: no doubt if there is one, nothing to see if there is none
-        return Paired(mean, 0.0 if mean else 1.0)
-    t = mean / (spread / math.sqrt(len(differences)))
-    return Paired(mean, two_sided(t, len(differences) - 1))
+        return Paired(mean, 0.0 if mean else 1.0, 0.0)
+    error, degrees = spread / math.sqrt(len(differences)), len(differences) - 1
+    return Paired(mean, two_sided(mean / error, degrees), quantile(0.05, degrees) * error)
+
+
+def quantile(p: float, degrees: int) -> float:
+    """How far from 0 Student's t is with this chance, either way: the inverse of `two_sided`.
+
+    >>> round(quantile(0.05, 2), 3), round(quantile(0.05, 9), 3)  # as in every table
+    (4.303, 2.262)
+    """
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided(middle, degrees) > p else (low, middle)
+    return high
 
 
 def two_sided(t: float, degrees: int) -> float:
