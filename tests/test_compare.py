@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -27,10 +28,12 @@ from tacit.compare.results import (
     Result,
     blocks_of,
     bound_of,
+    bounds_of,
     budget_of,
     can_reveal,
     differs,
     holdings,
+    label_passes_a_round,
     notes,
     results,
     survey,
@@ -46,6 +49,7 @@ from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
 from tacit.data.sources import load
 from tacit.engine.run import run_experiment
+from tacit.pieces.loss import LabelLoss
 from tacit.report.collect import collect
 from tacit.runs.folder import Run
 from tacit.runs.plan import prepare
@@ -519,3 +523,36 @@ def test_no_upper_bound_where_nothing_can_be_revealed(tmp_path: Path) -> None:
     assert can_reveal(known)
     own = resolve(known.to_dict(), {"data.sites": [str(path) for path in sorted((tmp_path / "photos").iterdir())]})
     assert not can_reveal(own)
+
+
+# FedIRM shows each labelled batch in two views.
+COUNTED = {"fedavg": 1, "fixmatch": 1, "flexmatch": 1, "freematch": 1, "pdcfed": 1, "rscfed": 1, "fedirm": 2}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_passes_over_labels_are_those_that_a_method_makes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted where the loss of labelled images is computed, on every client, against the estimate."""
+    seen, original = [0], LabelLoss.__call__
+
+    def counted(self: LabelLoss, logits: torch.Tensor, labels: torch.Tensor, *rest: object, **more: object) -> object:
+        seen[0] += len(labels)
+        return original(self, logits, labels, *rest, **more)
+
+    monkeypatch.setattr(LabelLoss, "__call__", counted)
+    settings = {"data.placement": "clients", "train.batch": 16, "train.epochs": 2, "backend.name": "local"}
+    experiment = resolve({"method.name": name, "method.preset": "smoke"}, TINY, settings)
+    run_experiment(experiment, tmp_path / "run")
+    plan = prepare(experiment)
+    held = sum(len(part.labeled) for part in plan.split.clients)
+    rounds = sum(stage.rounds * stage.method.estimated_tasks(4) / 4 for stage in plan.stages)
+    passes = seen[0] / COUNTED[name] / held / rounds
+    assert label_passes_a_round(experiment) == pytest.approx(passes, rel=0.35)
+
+
+def test_the_lower_bound_sees_the_labels_as_often_as_the_method(tmp_path: Path) -> None:
+    experiment = resolve({"method.name": "fixmatch", "method.preset": "smoke", "data.placement": "clients"}, TINY)
+    once, as_often = (bounds_of(experiment, as_many=as_many)[0] for as_many in (False, True))
+    assert once.train.epochs == experiment.train.epochs
+    assert as_often.train.epochs == label_passes_a_round(experiment) > 1

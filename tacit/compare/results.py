@@ -1,6 +1,7 @@
 """Several runs side by side: are they comparable, what came out, and is the difference more than luck?"""
 
 import hashlib
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from tacit.compare.rows import PendingRun, Row, listed, run_folder, short_labels
 from tacit.compare.t_test import Paired, paired_test
 from tacit.config.resolve import resolve
+from tacit.contract.method import Held
 from tacit.core.settings import Experiment, Paper, flatten
 from tacit.data.federation import load_dataset
 from tacit.data.sources import is_own
@@ -37,11 +39,12 @@ def gap_closed(method: float | None, lower: float | None, upper: float | None) -
     return round((method - lower) / (upper - lower), 12)
 
 
-def bounds_of(experiment: Experiment) -> tuple[Experiment, Experiment]:
+def bounds_of(experiment: Experiment, as_many: bool = False) -> tuple[Experiment, Experiment]:
     """The lower and the upper bound of an experiment: FedAvg on the labels that exist, and on all of them.
 
     Data, split, net, training and seed stay, whatever set them; the bounds get as many rounds as all stages of the
-    method together.
+    method together, and with `as_many` as many passes over the labels as the method makes: one that takes a labelled
+    batch beside every unlabelled one sees its labels far more often than once an epoch.
 
     >>> lower, upper = bounds_of(resolve({"method": {"name": "fixmatch", "warmup": 5}, "rounds": 20}))
     >>> lower.method["name"], lower.rounds, upper.data.reveal
@@ -50,8 +53,24 @@ def bounds_of(experiment: Experiment) -> tuple[Experiment, Experiment]:
     ('lower', 'upper', '')
     """
     rounds = sum(stage.rounds for stage in stages_of(experiment))
-    lower = resolve({**experiment.to_dict(), "method": {"name": "fedavg"}, "rounds": rounds})
+    epochs = label_passes_a_round(experiment) if as_many else experiment.train.epochs
+    settings = {**experiment.to_dict(), "method": {"name": "fedavg"}, "rounds": rounds}
+    lower = resolve(settings, {"train.epochs": max(epochs, experiment.train.epochs)})
     return lower, resolve(lower.to_dict(), {"data.reveal": "all"})
+
+
+def label_passes_a_round(experiment: Experiment) -> int:
+    """Passes of a client over its labels in a round, the mean over all stages, from what clients really hold."""
+    parts = prepare(experiment).split.clients
+    both = [part for part in parts if len(part.labeled)] or list(parts)
+    labeled, unlabeled = (
+        round(sum(len(getattr(part, name)) for part in both) / len(both)) for name in ("labeled", "unlabeled")
+    )
+    held = Held(labeled, unlabeled, experiment.train.batch)
+    stages = stages_of(experiment)
+    passes = [(stage.rounds, stage.method.estimated_passes(experiment.train.epochs, held)) for stage in stages]
+    known = [(rounds, found[0]) for rounds, found in passes if found is not None]
+    return math.ceil(sum(rounds * count for rounds, count in known) / max(1, sum(rounds for rounds, _ in known)))
 
 
 def bound_of(experiment: Experiment) -> str:
@@ -68,7 +87,7 @@ def with_bounds(rows: Sequence[Row], runs: Path) -> list[Row]:
     found = list(rows)
     for block in blocks_of(rows):
         there = {bound_of(row.experiment) for row in block}
-        for name, bound in zip(("lower", "upper"), bounds_of(block[0].experiment), strict=True):
+        for name, bound in zip(("lower", "upper"), bounds_of(block[0].experiment, as_many=True), strict=True):
             if name not in there and (name == "lower" or can_reveal(bound)):
                 found.append(bound_row(name, bound, block[0], runs))
     return short_labels(found)

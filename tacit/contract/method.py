@@ -5,9 +5,10 @@ state → server_send(state) → Task → client_train(task, memory, me) → Rep
                                       ↑ kept          keep ↓   (this client's own disk, never sent)
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 from torch import Tensor
@@ -73,6 +74,30 @@ class Reply(_Sent):
     group: int = 0
 
 
+class Held(NamedTuple):
+    """What a typical client holds, for estimates; all zero: not known."""
+
+    labeled: int = 0
+    unlabeled: int = 0
+    batch: int = 1  # images a step
+
+    def label_passes(self, epochs: int, ratio: float = 1.0) -> int:
+        """Passes over the labels where each unlabelled batch (`ratio` times as large) has a labelled one beside it.
+
+        >>> Held(labeled=20, unlabeled=100, batch=10).label_passes(epochs=2)     # 2 · 10 steps of 10 labels
+        10
+        >>> Held(labeled=20).label_passes(epochs=2), Held().label_passes(epochs=2)
+        (2, 2)
+        """
+        if not (self.labeled and self.unlabeled):
+            return epochs
+        steps = epochs * math.ceil(self.unlabeled / max(1, round(self.batch * ratio)))
+        return math.ceil(steps * min(self.batch, self.labeled) / self.labeled)
+
+
+UNKNOWN = Held()
+
+
 @dataclass(frozen=True)
 class Stage:
     """A method and for how many rounds it runs."""
@@ -108,7 +133,7 @@ class Method:
     def check_installed(self) -> None:
         """Raise a TacitError where a library that this method trains with is missing; asked before a run begins."""
 
-    def estimated_passes(self, epochs: int) -> tuple[int, int] | None:
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int] | None:
         """For estimates: passes over a client's labelled and over its unlabelled images in a round.
 
         None: the experiment's net is not what is trained, so nothing is known.

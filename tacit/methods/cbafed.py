@@ -9,7 +9,19 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.method import (
+    UNKNOWN,
+    Count,
+    Held,
+    Method,
+    NotNegative,
+    Positive,
+    Reply,
+    Share,
+    Stage,
+    Task,
+    mean_model,
+)
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.methods.fixmatch import Accept
@@ -75,7 +87,9 @@ class CBAFed(Method):
         },
     }
 
-    def estimated_passes(self, epochs: int) -> tuple[int, int]:
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        if held.labeled and held.unlabeled:
+            return held.label_passes(epochs) if self.labels == "batch" else epochs, epochs
         return self.labeled_epochs or epochs, epochs
 
     def most_examples(self, images: int, largest: int) -> float:

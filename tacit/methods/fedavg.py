@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from tacit.contract.method import AtLeastOne, Count, Method, Reply, Share, Task, mean_model
+from tacit.contract.method import UNKNOWN, AtLeastOne, Count, Held, Method, Reply, Share, Task, mean_model
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import residual
@@ -30,7 +30,7 @@ class FedAvg(Method):
     )
     presets: ClassVar = {"paper": {}, "smoke": {"train.lr": 0.1}}
 
-    def estimated_passes(self, epochs: int) -> tuple[int, int]:
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return epochs, 0
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
@@ -66,7 +66,7 @@ class WarmUp(FedAvg):
 
     epochs: Annotated[Count, "on the labels in a round (0: train.epochs)"] = 0
 
-    def estimated_passes(self, epochs: int) -> tuple[int, int]:
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return self.epochs or epochs, 0
 
     def _train(self, weights: Weights, side: Client | Hub) -> Reply:

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.contract.method import (
+    UNKNOWN,
     AtLeastOne,
     Count,
+    Held,
     Method,
     NotNegative,
     Positive,
@@ -72,8 +74,9 @@ class FedIRM(Method):
         "smoke": {"warmup": 1, "ramp": 2, "train.lr": 0.1, "unlabeled_lr": 0.05, "weight": 2.0},
     }
 
-    def estimated_passes(self, epochs: int) -> tuple[int, int]:
-        return self.labeled_epochs or epochs, epochs
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        both = held.labeled and held.unlabeled
+        return held.label_passes(epochs) if both else self.labeled_epochs or epochs, epochs
 
     def before(self) -> tuple[Stage, ...]:
         warm_up = FedIRMWarmUp(**{**asdict(self), "labeled_epochs": self.warmup_epochs, "warmup": 0})
@@ -158,6 +161,9 @@ class FedIRM(Method):
 @dataclass(frozen=True)
 class FedIRMWarmUp(FedIRM):
     """The stage before: the labelled parties alone, on their labels."""
+
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        return self.labeled_epochs or epochs, 0
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         return [Task(client, {**state}) for client in hub.sample_clients(hub.labeled_clients)]

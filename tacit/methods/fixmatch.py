@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task
+from tacit.contract.method import UNKNOWN, Count, Held, Method, NotNegative, Positive, Reply, Share, Stage, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.methods.fedavg import WarmUp
@@ -44,6 +44,9 @@ class FixMatch(Method):
     def fixed(self) -> bool:
         """Whether pseudo-labels stay for the round."""
         return self.labels == "round"
+
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        return epochs if self.fixed else held.label_passes(epochs, self.ratio), epochs
 
     def before(self) -> tuple[Stage, ...]:
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()

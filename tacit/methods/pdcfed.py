@@ -8,7 +8,19 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.method import (
+    UNKNOWN,
+    Count,
+    Held,
+    Method,
+    NotNegative,
+    Positive,
+    Reply,
+    Share,
+    Stage,
+    Task,
+    mean_model,
+)
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.methods.fedavg import WarmUp
@@ -76,8 +88,9 @@ class PDCFed(Method):
                 "second stage; write a lower one (equal ones: one stage only)"
             )
 
-    def estimated_passes(self, epochs: int) -> tuple[int, int]:
-        return self.labeled_epochs or epochs, epochs
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        both = held.labeled and held.unlabeled
+        return held.label_passes(epochs) if both else self.labeled_epochs or epochs, epochs
 
     def before(self) -> tuple[Stage, ...]:
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tacit.contract.method import (
+    UNKNOWN,
     AtLeastOne,
     Count,
+    Held,
     Method,
     NotNegative,
     Positive,
@@ -84,6 +86,9 @@ class RSCFed(Method):
 
     def estimated_tasks(self, asked: int) -> int:
         return self.groups * min(self.group_size, asked)
+
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        return held.label_passes(epochs), epochs
 
     def before(self) -> tuple[Stage, ...]:
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from tacit.contract.kinds import Registration
-from tacit.contract.method import Method, Reply, Stage, Task
+from tacit.contract.method import UNKNOWN, Held, Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, seal
 
@@ -35,8 +35,8 @@ class Wrapped(Method):
     def check_installed(self) -> None:
         self.inner.check_installed()
 
-    def estimated_passes(self, epochs: int) -> tuple[int, int] | None:
-        return self.inner.estimated_passes(epochs)
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int] | None:
+        return self.inner.estimated_passes(epochs, held)
 
     def estimated_tasks(self, asked: int) -> int:
         return self.inner.estimated_tasks(asked)

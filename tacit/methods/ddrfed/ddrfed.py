@@ -7,7 +7,19 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Stage, Task, mean_model
+from tacit.contract.method import (
+    UNKNOWN,
+    Count,
+    Held,
+    Method,
+    NotNegative,
+    Positive,
+    Reply,
+    Share,
+    Stage,
+    Task,
+    mean_model,
+)
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.methods.cbafed import CBAFedWarmUp
@@ -80,6 +92,9 @@ class DDRFed(GDGM, Method):
             "sampling_steps": 4,
         },
     }
+
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        return held.label_passes(epochs), epochs
 
     def before(self) -> tuple[Stage, ...]:
         alone = CBAFedWarmUp(labeled_epochs=self.warmup_epochs, residual_client=0.0, residual_server=0.0, warmup=0)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contract.method import Method, Reply, Stage, Task, mean_model
+from tacit.contract.method import UNKNOWN, Held, Method, Reply, Stage, Task, mean_model
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, tensor_in, weights_in
 from tacit.methods.ddrfed.diffusion import denoising_loss, ema_decay, from_bytes
@@ -44,7 +44,7 @@ class Diffusion(GDGM, Method):
     def check_installed(self) -> None:
         require_diffusers()
 
-    def estimated_passes(self, epochs: int) -> None:
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> None:
         return None
 
     def estimated_weights_bytes(self, classifier: int, channels: int) -> int:
@@ -96,7 +96,7 @@ class Generation(GDGM, Method):
     client_sends: ClassVar = {}
     client_keeps: ClassVar = {"generated": "any"}
 
-    def estimated_passes(self, epochs: int) -> None:
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> None:
         return None
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
