@@ -248,6 +248,9 @@ def balanced_labels(probs: Tensor, thresholds: Tensor, tail: Tensor) -> PseudoLa
 class CBAFedWarmUp(CBAFed):
     """The stage before: the labelled parties alone, on their labels."""
 
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        return self.labeled_epochs or epochs, 0
+
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         asked = hub.sample_clients(hub.labeled_clients) if hub.labeled_clients else []
         return [Task(client, {"model": state["model"]}) for client in asked]
