@@ -107,7 +107,7 @@ def bound_row(name: str, bound: Experiment, method: Row, runs: Path) -> Row:
     for job in method.jobs:
         one = bare.model_copy(update={"seed": job.experiment.seed})
         jobs.append(PendingRun(one, run_folder(runs, f"{name}-bound", one)))
-    return Row(f"{method.label}/{name} bound", tuple(jobs), method.scale)
+    return Row(f"{method.label}/{name} bound", tuple(jobs), method.scale, matched=True)
 
 
 # --- Are they comparable? ---------------------------------------------------------------------------------
@@ -227,7 +227,9 @@ def differs(row: Row, first: Row, seen: Survey) -> list[str]:
     if set(seen[row.label]) != set(seen[first.label]):
         found.append("seeds")
     unlike = mine.on_the_rest != its.on_the_rest and mine.on_the_rest and its.on_the_rest
-    same = ("rounds", "clients", "on_labels", "at_server")
+    same = ["rounds", "clients", "at_server"]
+    if not row.matched:
+        same.append("on_labels")
     if unlike or any(getattr(mine, name) != getattr(its, name) for name in same):
         found.append("budget")
     if net_of(row.experiment) != net_of(first.experiment):

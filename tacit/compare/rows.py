@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Row:
     label: str
     jobs: tuple[PendingRun, ...]
     scale: str = ""  # what --scale did, in words
+    matched: bool = False  # a bound that was made to pass over the labels as often as the first row does
 
     @property
     def experiment(self) -> Experiment:
@@ -190,7 +191,7 @@ def with_seeds(row: Row, seeds: int, runs: Path) -> Row:
         )
     more = [row.experiment.model_copy(update={"seed": seed}) for seed in range(first, first + seeds)]
     jobs = distinct([*row.jobs, *(PendingRun(one, run_folder(runs, row.label, one)) for one in more)])
-    return Row(row.label, jobs, row.scale)
+    return replace(row, jobs=jobs)
 
 
 def run_folder(runs: Path, name: str, experiment: Experiment) -> Path:
@@ -218,4 +219,4 @@ def short_labels(rows: Sequence[Row]) -> list[Row]:
         label = "/".join(mine[-depth:])
         again = 1 + sum(other == mine for other in paths[: len(shown)])
         shown.append(f"{label} ({again})" if again > 1 else label)
-    return [Row(label, row.jobs, row.scale) for label, row in zip(shown, rows, strict=True)]
+    return [replace(row, label=label) for label, row in zip(shown, rows, strict=True)]
