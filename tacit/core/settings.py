@@ -81,6 +81,9 @@ class Data(Section):
     labels: Annotated[int, Field(ge=0, le=IMAGES, description="labelled images in all (server, clients; 0: all)")] = 50
     labeled_clients: Annotated[int, Field(ge=1, le=MANY, description="fully labelled clients (some-clients)")] = 1
     cover: Annotated[int, Field(ge=0, le=IMAGES, description="redraw until each class has this many labels")] = 0
+    validation: Annotated[
+        float, Field(ge=0, le=0.9, description="share of its labels that a party keeps back to judge by")
+    ] = 0.0
     reveal: Literal["none", "all"] = Field("none", description="all: every label is given, the upper bound")
     subset: Annotated[int, Field(ge=0, le=IMAGES, description="use only so many training images (0: all)")] = 0
     test_subset: Annotated[int, Field(ge=0, le=IMAGES, description="use only so many test images (0: all)")] = 0
@@ -198,6 +201,9 @@ class Experiment(Section):
     seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
     rounds: Annotated[int, Field(ge=1, le=MANY, description="rounds of the main stage")] = 20
     reporting: Literal["best", "last", "last-10"] = Field("last", description="which rounds the result is made of")
+    best_by: Literal["test", "accuracy", "balanced_accuracy", "loss"] = Field(
+        "test", description="best: by test accuracy, as papers do (it flatters), or by a figure of data.validation"
+    )
     evaluate_every: Annotated[int, Field(ge=1, le=MANY, description="evaluate each so many rounds, and at the end")] = 1
     evaluate_clients: bool = Field(False, description="evaluate what each client sent, too (costs a test pass each)")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
@@ -212,6 +218,17 @@ class Experiment(Section):
     keep: Keep = Keep()
     backend: Backend = Backend()
     paper: Paper = Paper()
+
+    @model_validator(mode="after")
+    def _best_by_what_is_there(self) -> "Experiment":
+        if self.best_by != "test" and self.reporting != "best":
+            raise ValueError(f'best_by = "{self.best_by}" is for reporting = "best"; here it is "{self.reporting}"')
+        if self.best_by != "test" and not (self.data.validation or self.data.split):
+            raise ValueError(
+                f'best_by = "{self.best_by}" needs labelled images that are kept back: write validation = 0.2 (a '
+                "share of them) under [data]"
+            )
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)

@@ -21,7 +21,7 @@ from tacit.data.federation import Federation
 from tacit.engine.handover import handover
 from tacit.engine.summary import by_client, cpu_seconds_of, run_summary
 from tacit.engine.validation import refusal_reason
-from tacit.evaluation.scores import score, sum_up
+from tacit.evaluation.scores import score, sum_up, validation_figures
 from tacit.pieces.train import predict
 from tacit.runs.plan import Plan
 from tacit.runs.watchers import Watcher
@@ -112,7 +112,7 @@ class Engine:
             refused += merge.refused
         clock.lap("merge")
         scores = self._evaluate(stage, round_info, state, hub) if self._is_evaluated(round_info) else {}
-        if state is not before and scores and scores["loss"] is None:
+        if state is not before and "loss" in scores and scores["loss"] is None:
             skipped, state = "the merged model's loss is not a number: the model stays", before
             scores = self._evaluate(stage, round_info, state, hub)
         if self.plan.experiment.evaluate_clients and scores:
@@ -240,9 +240,12 @@ class Engine:
     def _evaluate(self, stage: Stage, round_info: RoundInfo, state: Payload, hub: Hub) -> dict[str, Any]:
         self.net_pool.clear()
         weights = stage.method.server_answer(state, hub)
-        if weights is None or not len(self.test_labels):
+        if weights is None:
             return {}
-        return score(self.backend.predict_test(weights), self.test_labels)
+        scores = score(self.backend.predict_test(weights), self.test_labels) if len(self.test_labels) else {}
+        if self.plan.split.validation:
+            scores |= validation_figures(self.backend.validate(weights))
+        return scores
 
     def _evaluate_clients(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """How good each client's model was before the merge, in the order of `answered`. None: it sent no model."""
