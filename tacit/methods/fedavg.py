@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from tacit.contract.method import UNKNOWN, AtLeastOne, Count, Held, Method, Reply, Share, Task, mean_model
+from tacit.contract.method import UNKNOWN, AtLeastOne, Count, Held, Method, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import residual
@@ -45,7 +45,7 @@ class FedAvg(Method):
         parties = [*replies, *own]
         if not any(party.examples for party in parties):
             return state
-        model = mean_model(parties)
+        model = hub.mean_model(weights_in(state, "model"), parties)
         if not self.plus:
             return {"model": model}
         anchor = weights_in(state, "anchor") if "anchor" in state else model  # the first model that learned anything
