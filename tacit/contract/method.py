@@ -172,7 +172,7 @@ class Method:
         """The new state. By default the mean of the clients' models, by their number of examples."""
         if not any(reply.examples > 0 for reply in replies):
             return state
-        return {**state, "model": mean_model(replies)}
+        return {**state, "model": hub.mean_model(weights_in(state, "model"), replies)}
 
     def server_answer(self, state: Payload, hub: Hub) -> Weights | None:
         """The model that is evaluated and shipped (None: this stage has no classifier yet)."""
@@ -180,7 +180,10 @@ class Method:
 
 
 def mean_model(replies: Sequence[Reply], weights: Sequence[float] | None = None, name: str = "model") -> Weights:
-    """The mean of what clients sent under a name, by their examples or by given weights, in client order."""
+    """The mean of what clients sent under a name, by their examples or by given weights, in client order.
+
+    For means on the way. What goes on as the global model is made by `hub.mean_model`, where the server's optimiser is.
+    """
     if weights is None:
         weights = shares([reply.examples for reply in replies])
     # One reply at a time is looked at: the sequence may fetch them from disk.

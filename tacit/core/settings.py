@@ -123,13 +123,37 @@ class Train(Section):
     epochs: Annotated[int, Field(ge=1, le=EPOCHS, description="local epochs a round")] = 1
     server_epochs: Annotated[int, Field(ge=0, le=EPOCHS, description="on the server's labels (0: as epochs)")] = 0
     clip: Annotated[float, Field(ge=0, le=1e9, description="largest norm of a gradient (0: no limit)")] = 5.0
-    schedule: Literal["constant", "cosine"] = Field("constant", description="of the rate over the rounds")
+    schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="of the rate over the stage")
+    schedule_by: Literal["round", "step"] = Field("round", description="one rate a round, or one a step")
+    warmup: Annotated[float, Field(ge=0, lt=1, description="share of the stage in which the rate rises")] = 0.0
+    end: Annotated[float, Field(ge=0, le=1, description="share of the rate at the end of linear or cosine")] = 0.0
+    label_smoothing: Annotated[
+        float, Field(ge=0, lt=1, description="share of a label that is spread over all classes")
+    ] = 0.0
+    proximal: Annotated[
+        float, Field(ge=0, le=1e6, description="clients: pull towards the model that came (FedProx's mu)")
+    ] = 0.0
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: rare classes count more, by party"
     )
     logit_adjustment: Annotated[
         float, Field(ge=0, le=10, description="margin for rare classes, by the log of their share (0: none)")
     ] = 0.0
+
+
+class Server(Section):
+    """What the server makes of its clients' mean, and which model is the answer."""
+
+    name: Literal["mean", "momentum", "adam", "yogi"] = Field("mean", description="the server's optimiser")
+    lr: Annotated[float, Field(ge=0, le=1e6, description="of the step to the mean (0: 1, of adam and yogi 0.01)")] = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1, description="of momentum; beta1 of adam and yogi")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="of adam and yogi")] = 0.99
+    tau: Annotated[float, Field(gt=0, le=1e6, description="of adam and yogi: the larger, the less they adapt")] = 1e-3
+    answer: Literal["last", "mean", "ema"] = Field("last", description="evaluated and shipped: of which rounds")
+    answer_rounds: Annotated[int, Field(ge=1, le=1000, description="answer = mean: over so many last rounds")] = 5
+    answer_decay: Annotated[
+        float, Field(ge=0, lt=1, description="answer = ema: how much a round counts beside the next one")
+    ] = 0.8
 
 
 class ViewChoice(Section):
@@ -211,6 +235,7 @@ class Experiment(Section):
     data: Data = Data()
     net: Net = Net()
     train: Train = Train()
+    server: Server = Server()
     views: ViewChoice = ViewChoice()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg", "preset": "paper"})
     participation: Participation = Participation()

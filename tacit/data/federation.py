@@ -148,4 +148,5 @@ def setup_of(
         views=Views(mean=about.mean, std=about.std, weak=views.weak, strong=views.strong, flip=flip),
         participation=experiment.participation,
         device=device,
+        server=experiment.server,
     )

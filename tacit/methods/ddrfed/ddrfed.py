@@ -18,7 +18,6 @@ from tacit.contract.method import (
     Share,
     Stage,
     Task,
-    mean_model,
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
@@ -114,7 +113,8 @@ class DDRFed(GDGM, Method):
         generated = [tensor_in(memory, "generated").to(me.device)] if "generated" in memory else []
         images, generator = torch.cat([me.shard.unlabeled, *generated]), me.rng("views")
         weak = dsa_view(me) if self.weak == "dsa" else me.views.weak_view  # Ω of the paper
-        optimizer = me.optimizer(model, None if len(own) else me.scheduled(self.unlabeled_lr))
+        rate, steps = None if len(own) else me.scheduled(self.unlabeled_lr), me.steps(max(len(images), len(own)))
+        optimizer = me.optimizer(model, rate, steps=steps)
         share, statistics, tally = task.tensor("shares"), self.recall(memory, me), Tally(me, len(images))
 
         def accept(probs: Tensor) -> PseudoLabels:
@@ -183,7 +183,7 @@ class DDRFed(GDGM, Method):
         if not any(weights):
             return state
         counts = torch.stack([party.tensor("counts") for party in parties]).sum(dim=0)  # Eq. 14
-        return {"model": mean_model(parties, weights), "counts": counts}
+        return {"model": hub.mean_model(weights_in(state, "model"), parties, weights), "counts": counts}
 
     def recall(self, memory: Payload, me: Client) -> Weights:
         """The running means of this client's confidence: they begin at 1/K and stay with it (DCBT alone)."""
