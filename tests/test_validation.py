@@ -134,7 +134,7 @@ def test_the_best_round_by_what_was_kept_back(tmp_path: Path) -> None:
 
 def test_the_best_model_is_handed_over_also_after_a_stop(tmp_path: Path) -> None:
     """The rate is so high that the last round is not the best one."""
-    asked = experiment(reporting="best", best_by="accuracy", rounds=5, **{"train.lr": 0.5})
+    asked = experiment(reporting="best", best_by="accuracy", rounds=5, **{"train.lr": 2.0})
 
     class Stop(NullWatcher):
         def round_done(self, record) -> None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,6 @@ from tacit.pieces.schedule import Schedule
 from tacit.pieces.server_optimizer import Memory, server_step
 from tacit.pieces.train import View, batch_count, fit, predict, weights_of
 from tacit.views import Views
-
-if TYPE_CHECKING:  # a method's words, whose own module is built on this one
-    from tacit.contract.method import Reply
 
 
 @dataclass(frozen=True)
@@ -331,6 +328,15 @@ def plain(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
+class Trained(Protocol):
+    """What the server averages of a party: a `Reply`."""
+
+    @property
+    def examples(self) -> float: ...
+
+    def weights(self, name: str) -> Weights: ...
+
+
 class Hub(Party):
     """All that server code may see."""
 
@@ -356,7 +362,7 @@ class Hub(Party):
         return self.train.server_epochs or self.train.epochs
 
     def mean_model(
-        self, old: Weights, replies: "Sequence[Reply]", weights: Sequence[float] | None = None, name: str = "model"
+        self, old: Weights, replies: Sequence[Trained], weights: Sequence[float] | None = None, name: str = "model"
     ) -> Weights:
         """The next global model: from the old one, a step of the server's optimiser towards the mean of the replies.
 
