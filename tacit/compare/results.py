@@ -239,6 +239,23 @@ def differs(row: Row, first: Row, seen: Survey) -> list[str]:
     return found
 
 
+def training_of(experiment: Experiment) -> dict[str, Any]:
+    """How a side and the server take their steps; how many passes there are belongs to the budget."""
+    train = experiment.train.model_dump(exclude={"epochs", "server_epochs"})
+    return {**flatten(train, "train."), **flatten(experiment.server.model_dump(), "server.")}
+
+
+def training_note(rows: Sequence[Row]) -> str:
+    """Where training was tuned: whether all rows have one recipe, or each its own, and how it was found."""
+    if not (tuned := dict.fromkeys(row.experiment.tuned for row in rows if row.experiment.tuned)):
+        return ""
+    if all(training_of(row.experiment) == training_of(rows[0].experiment) for row in rows):
+        return f"One training recipe for all rows: {'; '.join(tuned)}."
+    return "Rows have training recipes of their own: " + "; ".join(
+        f"{row.label}: {row.experiment.tuned or 'not tuned'}" for row in rows
+    )
+
+
 def net_of(experiment: Experiment) -> str:
     """The net in words, with the options that it has.
 
@@ -272,6 +289,7 @@ def notes(blocks: Sequence[Sequence[Row]], seen: Survey) -> list[str]:
                 groups.setdefault(describe(word, row, first, seen), []).append(row.label)
             listing = "; ".join(f"{text}: {listed(labels)}" for text, labels in groups.items())
             remarks.append(f"Not the same {word}{where}. {listing[0].upper()}{listing[1:]}.")
+        remarks += [note] if (note := training_note(block)) else []
     for text, labels in scales_of(blocks).items():
         remarks.append(
             f"Reduced {text} ({listed(labels)}). Numbers of papers are for the full scale, not to be reached."

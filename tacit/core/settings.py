@@ -232,6 +232,7 @@ class Experiment(Section):
     evaluate_clients: bool = Field(False, description="evaluate what each client sent, too (costs a test pass each)")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     title: str = Field("", description="a line for people")
+    tuned: str = Field("", description="a line for people: how [train] and [server] were found (tacit tune)")
     data: Data = Data()
     net: Net = Net()
     train: Train = Train()
@@ -270,6 +271,7 @@ FREE_ON_RESUME = (
     "backend.gpus",
     "backend.address",
     "title",
+    "tuned",
     "paper.accuracy",
     "paper.auc",
     "paper.source",
