@@ -139,14 +139,14 @@ def show(
 ) -> None:
     """The table on the screen, and in a file if one is wanted."""
     from tacit.compare import tables
-    from tacit.compare.results import results, verdicts
+    from tacit.compare.results import results, unsettled, verdicts
     from tacit.core.payload import write_atomically
 
     blocks = results(rows, seen)
-    sheet = tables.sheet(blocks, notes=[*verdicts(blocks), *remarks])
+    sheet = tables.sheet(blocks, notes=[*verdicts(blocks), *unsettled(blocks), *remarks])
     if form != "console":
         if form in ("csv", "json"):
-            figures = tables.records(blocks, remarks)
+            figures = tables.records(blocks, [*unsettled(blocks), *remarks])
             text = tables.csv_text(figures) if form == "csv" else tables.json_text(figures)
         else:
             text = tables.markdown(_marked(sheet)) if form == "markdown" else tables.latex(sheet)
