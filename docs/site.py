@@ -26,6 +26,7 @@ GUIDES = [
     "splits.md",
     "views.md",
     "nets.md",
+    "training.md",
     "compare.md",
     "trackers.md",
     "speed.md",
