@@ -53,6 +53,7 @@ API = {
     ],
     "Writing a method": [
         "tacit.contract.method",
+        "tacit.contract.messages",
         "tacit.contract.parties",
         "tacit.contract.kinds",
         "tacit.contract.record",
