@@ -120,9 +120,9 @@ def test_with_momentum_and_a_schedule_the_variate_is_a_mean_of_gradients_still(n
     reply = method.client_train(*controls(me, start, down=0.0, own=0.0), me)
     model, labeled = me.model(start), me.shard.labeled
     F.cross_entropy(model(me.views.plain(labeled.images)), labeled.labels).backward()
-    for name, parameter in model.named_parameters():
-        kept = weights_in(reply.keep, "control")[name]
-        torch.testing.assert_close(kept, parameter.grad, rtol=0.02, atol=5e-4)
+    kept = torch.cat([tensor.flatten() for tensor in weights_in(reply.keep, "control").values()])
+    first = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert (kept - first).norm() < 0.05 * first.norm(), "divided by K·η it would be twice as long, or more"
 
 
 def test_without_variates_yet_it_is_fedavg(tiny: Tiny) -> None:

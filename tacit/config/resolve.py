@@ -13,7 +13,6 @@ from tacit.core.paths import invalid_text, user_path
 from tacit.core.settings import MOST_SEED, Experiment, explain, flatten, nest, not_a_number, shown
 from tacit.core.text import safe
 from tacit.methods import find_method
-from tacit.pieces.server_optimizer import is_plain_mean
 
 SMOKE: dict[str, Any] = {  # what the preset `smoke` of every method shares: seconds on the embedded digits
     "rounds": 2,
@@ -99,7 +98,7 @@ def check_together(experiment: Experiment, method: type[Method]) -> None:
             f"another method (`tacit methods` lists who works where)."
         )
     own = experiment.method.get("server_momentum", 0)
-    if own and not is_plain_mean(experiment.server):
+    if own and not experiment.server.takes_the_mean:
         raise TacitError(
             f"method.server_momentum = {shown(own)} and server.name = '{experiment.server.name}' are two ways to make "
             "one step of the global model. Write method.server_momentum = 0, or leave [server] as it is by default."

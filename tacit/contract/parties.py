@@ -8,12 +8,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit import nets
+from tacit.contract.messages import Reply
 from tacit.contract.record import KEYS
 from tacit.core import seeds
 from tacit.core.payload import Weights
@@ -23,7 +24,7 @@ from tacit.nets.statistics import recompute_statistics
 from tacit.pieces.aggregate import shares, weighted_mean
 from tacit.pieces.loss import LabelLoss, label_loss
 from tacit.pieces.schedule import Schedule
-from tacit.pieces.server_optimizer import Memory, server_step
+from tacit.pieces.server_optimizer import Memory, ServerOptimizer
 from tacit.pieces.train import View, batch_count, fit, predict, weights_of
 from tacit.views import Views
 
@@ -328,15 +329,6 @@ def plain(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
-class Trained(Protocol):
-    """What the server averages of a party: a `Reply`."""
-
-    @property
-    def examples(self) -> float: ...
-
-    def weights(self, name: str) -> Weights: ...
-
-
 class Hub(Party):
     """All that server code may see."""
 
@@ -362,7 +354,7 @@ class Hub(Party):
         return self.train.server_epochs or self.train.epochs
 
     def mean_model(
-        self, old: Weights, replies: Sequence[Trained], weights: Sequence[float] | None = None, name: str = "model"
+        self, old: Weights, replies: Sequence[Reply], weights: Sequence[float] | None = None, name: str = "model"
     ) -> Weights:
         """The next global model: from the old one, a step of the server's optimiser towards the mean of the replies.
 
@@ -375,7 +367,9 @@ class Hub(Party):
         # One reply at a time is looked at: the sequence may fetch them from disk.
         mean = weighted_mean((reply.weights(name) for reply in replies), weights)
         # What is remembered is as it was before the merge, however often a method asks: it advances once a round.
-        model, self.next_memory[name] = server_step(self._setup.server, old, mean, self.memory.get(name, {}))
+        settings = self._setup.server
+        optimizer = ServerOptimizer(settings.name, settings.lr, settings.momentum, settings.beta2, settings.tau)
+        model, self.next_memory[name] = optimizer.step(old, mean, self.memory.get(name, {}))
         return model
 
     def finetune(self, weights: Weights) -> Weights:

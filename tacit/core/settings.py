@@ -155,6 +155,11 @@ class Server(Section):
         float, Field(ge=0, lt=1, description="answer = ema: how much a round counts beside the next one")
     ] = 0.8
 
+    @property
+    def takes_the_mean(self) -> bool:
+        """Whether the new model is the clients' mean itself."""
+        return self.name == "mean" and self.lr in (0, 1)
+
 
 class ViewChoice(Section):
     """What is done to an image before the net sees it."""

@@ -23,7 +23,6 @@ from tacit.engine.handover import handover
 from tacit.engine.summary import by_client, cpu_seconds_of, run_summary
 from tacit.engine.validation import refusal_reason
 from tacit.evaluation.scores import score, sum_up, validation_figures
-from tacit.pieces.server_optimizer import is_plain_mean
 from tacit.pieces.train import predict
 from tacit.runs.plan import Plan
 from tacit.runs.watchers import Watcher
@@ -241,7 +240,7 @@ class Engine:
         """A merged state with its answer added to those of earlier rounds, where an average of them is wanted."""
         settings = self.plan.experiment.server
         learned = any(outcome.reply.examples > 0 for outcome in used)
-        if learned and not hub.next_memory and not is_plain_mean(settings) and stage.name not in self.told:
+        if learned and not hub.next_memory and not settings.takes_the_mean and stage.name not in self.told:
             self.told.add(stage.name)
             log.warning(
                 "Stage '%s' makes its model without hub.mean_model, so that server.name = '%s' is without effect. In a "

@@ -1,60 +1,61 @@
 """The server's step from the old model towards the mean of its clients' (Reddi et al., Adaptive Federated Optimization,
 ICLR 2021, Algorithm 2; momentum: Hsu et al., 2019)."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from tacit.core.settings import Server
 from tacit.pieces.aggregate import Weights, is_learned
 
 Memory = dict[str, Weights]  # "velocity" (m of the paper) and "square" (v), each by tensor
 
-RATES = {"mean": 1.0, "momentum": 1.0, "adam": 0.01, "yogi": 0.01}  # where the experiment names none
+RATES = {"mean": 1.0, "momentum": 1.0, "adam": 0.01, "yogi": 0.01}  # where none is named
 
 
-def is_plain_mean(settings: Server) -> bool:
-    """Whether the new model is the mean itself."""
-    return settings.name == "mean" and rate_of(settings) == 1.0
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """From the old model and the clients' mean to the next model. Δ = mean − old stands in for the gradient."""
 
+    name: str = "mean"  # or "momentum", "adam", "yogi"
+    lr: float = 0.0  # η; 0: by RATES
+    momentum: float = 0.9  # β, or β₁
+    beta2: float = 0.99
+    tau: float = 1e-3
 
-def rate_of(settings: Server) -> float:
-    """The server's learning rate η."""
-    return settings.lr or RATES[settings.name]
+    def step(self, old: Weights, mean: Weights, memory: Memory) -> tuple[Weights, Memory]:
+        """The next model and what is remembered for the step after it; an empty memory: the first step.
 
+        What is not learned (counters, BN's running statistics) takes the mean's value.
 
-def server_step(settings: Server, old: Weights, mean: Weights, memory: Memory) -> tuple[Weights, Memory]:
-    """The next model and what the optimiser remembers. Δ = mean − old stands in for the gradient.
-
-    What is not learned (counters, BN's running statistics) takes the mean's value. An empty memory: the first step.
-
-    >>> old, mean = {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.0])}      # Δ = −1
-    >>> server_step(Server(name="mean"), old, mean, {}), server_step(Server(name="mean", lr=0.5), old, mean, {})[0]
-    (({'w': tensor([0.])}, {}), {'w': tensor([0.5000])})
-    >>> settings = Server(name="momentum", momentum=0.5)
-    >>> new, memory = server_step(settings, old, mean, {})
-    >>> new, server_step(settings, new, mean, memory)[0]                        # 0 + (0.5 · −1 + 0)
-    ({'w': tensor([0.])}, {'w': tensor([-0.5000])})
-    """
-    if is_plain_mean(settings):
-        return mean, {}
-    new, velocity, square = {}, {}, {}
-    for name, tensor in old.items():
-        if not is_learned(name, tensor):
-            new[name] = mean[name]
-            continue
-        delta = mean[name] - tensor
-        if settings.name == "mean":
-            step = delta
-        elif settings.name == "momentum":
-            step = velocity[name] = settings.momentum * _before(memory, "velocity", name, delta) + delta
-        else:
-            velocity[name] = first_moment(_before(memory, "velocity", name, delta), delta, settings.momentum)
-            earlier = _before(memory, "square", name, delta, settings.tau**2)
-            second = adam_moment if settings.name == "adam" else yogi_moment
-            square[name] = second(earlier, delta, settings.beta2)
-            step = velocity[name] / (square[name].sqrt() + settings.tau)  # the last line
-        new[name] = tensor + rate_of(settings) * step
-    return new, {kind: moments for kind, moments in (("velocity", velocity), ("square", square)) if moments}
+        >>> old, mean = {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.0])}      # Δ = −1
+        >>> ServerOptimizer().step(old, mean, {}), ServerOptimizer(lr=0.5).step(old, mean, {})[0]
+        (({'w': tensor([0.])}, {}), {'w': tensor([0.5000])})
+        >>> optimizer = ServerOptimizer("momentum", momentum=0.5)
+        >>> new, memory = optimizer.step(old, mean, {})
+        >>> new, optimizer.step(new, mean, memory)[0]                               # 0 + (0.5 · −1 + 0)
+        ({'w': tensor([0.])}, {'w': tensor([-0.5000])})
+        """
+        rate = self.lr or RATES[self.name]
+        if self.name == "mean" and rate == 1.0:
+            return mean, {}
+        new, velocity, square = {}, {}, {}
+        for name, tensor in old.items():
+            if not is_learned(name, tensor):
+                new[name] = mean[name]
+                continue
+            delta = mean[name] - tensor
+            if self.name == "mean":
+                step = delta
+            elif self.name == "momentum":
+                step = velocity[name] = self.momentum * _before(memory, "velocity", name, delta) + delta
+            else:
+                velocity[name] = first_moment(_before(memory, "velocity", name, delta), delta, self.momentum)
+                earlier = _before(memory, "square", name, delta, self.tau**2)
+                square[name] = (adam_moment if self.name == "adam" else yogi_moment)(earlier, delta, self.beta2)
+                step = velocity[name] / (square[name].sqrt() + self.tau)  # the algorithm's last line
+            new[name] = tensor + rate * step
+        return new, {kind: moments for kind, moments in (("velocity", velocity), ("square", square)) if moments}
 
 
 def _before(memory: Memory, kind: str, name: str, like: Tensor, start: float = 0.0) -> Tensor:
