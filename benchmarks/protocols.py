@@ -238,12 +238,12 @@ def coverage_table(contents: PaperContents) -> list[str]:
     return [*text, ""]
 
 
-def page() -> str:
-    """The whole page."""
+def page(found_by_paper: Mapping[str, Mapping[str, Facts]] | None = None) -> str:
+    """The whole page; who has resolved the recipes before may give them."""
     all_papers, said = papers(), protocols()
     text = [INTRO, *counts_table(all_papers, said)]
     for key, contents in all_papers.items():
-        found = recipes_of(contents)
+        found = found_by_paper[key] if found_by_paper else recipes_of(contents)
         text += [f"## {contents.name}", "", f"*{contents.title}, {contents.venue}.*", ""]
         text += [*protocol_table(said[key], found), "### Tables and figures", "", *coverage_table(contents)]
     text.append("What each costs on a machine: `tacit recipes --papers` (after `tacit recipes --measure`).")
