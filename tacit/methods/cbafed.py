@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from tacit.contract.method import (
     UNKNOWN,
     Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
@@ -56,8 +58,8 @@ class CBAFed(Method):
     residual_client: Annotated[Share, "share of the weights some epochs ago (0: off)"] = 0.8
     residual_server: Annotated[Share, "share of the global model some rounds ago (0: off)"] = 0.5
     residual_every: Annotated[Count, "after so many epochs, and so many rounds (0: never)"] = 5
-    warmup: Annotated[Count, "rounds of labelled parties alone before"] = 1
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 501
+    warmup: Annotated[Rounds, "rounds of labelled parties alone before"] = 1
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 501
     labeled_epochs: Annotated[Count, "epochs on labels alone in a round (0: train.epochs)"] = 11
     unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.02
     keep_momentum: Annotated[bool, "clients keep their momentum from round to round"] = False

@@ -7,7 +7,19 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.contract.method import UNKNOWN, Count, Held, Method, NotNegative, Positive, Reply, Share, Stage, Task
+from tacit.contract.method import (
+    UNKNOWN,
+    Epochs,
+    Held,
+    Method,
+    NotNegative,
+    Positive,
+    Reply,
+    Rounds,
+    Share,
+    Stage,
+    Task,
+)
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.methods.fedavg import WarmUp
@@ -31,8 +43,8 @@ class FixMatch(Method):
     weight: Annotated[NotNegative, "of the unlabelled loss"] = 1.0
     ratio: Annotated[Positive, "unlabelled images a step for each labelled one"] = 1.0
     labels: Annotated[Literal["batch", "round"], "given anew each batch, or fixed for the round"] = "batch"
-    warmup: Annotated[Count, "rounds of FedAvg on the labels before"] = 0
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of FedAvg on the labels before"] = 0
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
     debias: Annotated[bool, "divide the model's mean prediction on the client's images out first (FedDB)"] = False
 
     citation: ClassVar[str] = (

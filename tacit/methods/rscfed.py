@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from tacit.contract.method import (
     UNKNOWN,
     AtLeastOne,
-    Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
@@ -55,8 +56,8 @@ class RSCFed(Method):
     boost_twice: Annotated[bool, "labelled members are boosted again after the distances"] = False
     unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.021
     keep_momentum: Annotated[bool, "clients keep their momentum from task to task"] = False
-    warmup: Annotated[Count, "rounds of FedAvg on the labels before"] = 7
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of FedAvg on the labels before"] = 7
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
 
     citation: ClassVar[str] = (
         "Liang et al., RSCFed: Random Sampling Consensus Federated Semi-supervised Learning, CVPR 2022"

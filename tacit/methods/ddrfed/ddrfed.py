@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from tacit.contract.method import (
     UNKNOWN,
     Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
@@ -59,8 +61,8 @@ class DDRFed(GDGM, Method):
     rnl_change: Annotated[bool, "the strong view judges and the weak one learns"] = False
     labeled_share: Annotated[Share, "of the weight, for the labelled parties together (where phi is 0)"] = 0.5
     phi: Annotated[NotNegative, "instead: labelled parties' examples weigh so many times (0: labeled_share)"] = 0.0
-    warmup: Annotated[Count, "rounds of labelled parties alone before"] = 200
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of labelled parties alone before"] = 200
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
     unlabeled_lr: Annotated[Positive, "learning rate where there are no labels"] = 0.02
 
     citation: ClassVar[str] = (
