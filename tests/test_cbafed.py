@@ -303,7 +303,7 @@ def test_the_server_plays_the_labelled_client() -> None:
 def test_debiased_labels_are_others(lessons: list) -> None:
     world = setup()
     CBAFed(debias=True).client_train(task(world, 0.3), {}, client(world, shard([], 30)))
-    _, (_, _, weak), (_, _, more) = lessons
+    (_, _, weak), (_, _, more) = lessons
     prior = weak.mean(dim=0)  # all images at once: their own mean, on the views that are labelled
     ratio = weak / prior
     expected = (ratio / ratio.sum(dim=1, keepdim=True)).max(dim=1)

@@ -133,7 +133,10 @@ class ViewChoice(Section):
     """What is done to an image before the net sees it."""
 
     weak: Literal["crop", "resize-crop", "none"] = Field("crop", description="the light augmentation")
-    strong: Literal["fixmatch", "ssl", "semifl-legacy"] = Field("fixmatch", description="the heavy one's pool")
+    resize: Annotated[int, Field(ge=0, le=MANY, description="resize-crop: to so many pixels (0: a quarter more)")] = 0
+    strong: Literal["fixmatch", "ssl", "semifl-legacy", "ddrfed"] = Field(
+        "fixmatch", description="the heavy one's pool"
+    )
     flip: Literal["auto", "yes", "no"] = Field("auto", description="mirror images (auto: not for digits)")
 
 

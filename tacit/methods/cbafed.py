@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -30,11 +31,11 @@ from tacit.methods.fixmatch import Accept
 from tacit.nets.optimizer import SGD, momentum_of
 from tacit.pieces.aggregate import residual, shares
 from tacit.pieces.consistency import endless_batches, learn_by_batch, two_view_batches
-from tacit.pieces.debias import average_prediction, debiasing
+from tacit.pieces.debias import debiasing
 from tacit.pieces.label import PseudoLabels, class_counts
 from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.threshold import class_shares
-from tacit.pieces.train import pull_back
+from tacit.pieces.train import predict, pull_back
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,9 @@ class CBAFed(Method):
     unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.02
     keep_momentum: Annotated[bool, "clients keep their momentum from round to round"] = False
     debias: Annotated[bool, "divide the model's mean prediction on the client's images out first (FedDB)"] = False
+    debias_prior: Annotated[Literal["fixed", "moving"], "batch-wise, that mean stays for the round, or follows"] = (
+        "fixed"
+    )
 
     citation: ClassVar[str] = (
         "Li et al., Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning, CVPR 2023"
@@ -121,7 +125,9 @@ class CBAFed(Method):
         model, images = me.model(weights), me.shard.unlabeled
         optimizer = me.optimizer(model, me.scheduled(self.unlabeled_lr), weights_in(memory, "momentum", missing={}))
         thresholds, tail = task.tensor("thresholds").to(me.device), self._tail(task.tensor("shares")).to(me.device)
-        debiased = debiasing(average_prediction(me.predict(model, images)), len(images)) if self.debias else None
+        look = partial(predict, model, images, partial(me.views.weak_view, generator=me.rng("prior views")))
+        moving = self.debias_prior == "moving"
+        debiased = debiasing(look, at_once=self.labels != "batch", moving=moving) if self.debias else None
 
         def accept(index: Tensor, probs: Tensor) -> PseudoLabels:
             label, accepted = balanced_labels(probs if debiased is None else debiased(probs), thresholds, tail)
@@ -196,8 +202,7 @@ class CBAFed(Method):
         return self._reply(model, optimizer, side.shard.labeled.labels, loss, side)
 
     def _reply(self, model: nn.Module, optimizer: SGD, labels: Tensor, loss: float, side: Party) -> Reply:
-        held = len(side.shard.labeled) + len(side.shard.unlabeled)
-        examples = len(labels) if self.count == "trained" else held
+        examples = len(labels) if self.count == "trained" else side.shard.held
         return Reply(
             send={"model": side.weights(model), "counts": class_counts(labels, side.classes)},
             examples=examples + (self.labeled_boost - 1.0) * len(side.shard.labeled),

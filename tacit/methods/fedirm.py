@@ -151,8 +151,8 @@ class FedIRM(Method):
             model, slow, chain.from_iterable(epochs), loss_of, optimizer=optimizer, clip=clip, decays=repeat(self.decay)
         )
         send: Payload = {"relation": own.relation(me.classes)} if len(own.labels) else {}
-        send, held = {"model": me.weights(model), **send}, len(own.labels) + len(images)
-        return Reply(send=send, examples=held, keep={"teacher": weights_of(slow)}, metrics={"loss": loss})
+        send = {"model": me.weights(model), **send}
+        return Reply(send=send, examples=me.shard.held, keep={"teacher": weights_of(slow)}, metrics={"loss": loss})
 
     def _labels(self, side: Party) -> "RelatedLabels":
         mine, view, chance = side.shard.labeled, side.views.weak_view, side.rng("labeled views")

@@ -109,8 +109,7 @@ class PDCFed(Method):
             loss = me.fit_labeled(model, epochs=self.labeled_epochs or None, optimizer=optimizer)
         if self.keep_momentum:
             keep["momentum"] = momentum_of(model, optimizer)
-        examples = len(me.shard.labeled) + len(me.shard.unlabeled)
-        return Reply(send={"model": me.weights(model)}, examples=examples, keep=keep, metrics={"loss": loss})
+        return Reply(send={"model": me.weights(model)}, examples=me.shard.held, keep=keep, metrics={"loss": loss})
 
     def recall(self, memory: Payload, me: Client) -> Weights:
         """The running mean and variance of this client's rising shares; at first 1/K and 1."""
