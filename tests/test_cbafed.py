@@ -404,6 +404,6 @@ def test_presets_differ_where_the_released_code_does() -> None:
         for preset in ("paper", "released")
     )
     assert (paper.net.name, paper.net.norm, paper.net.bn, paper.net.stem) == ("resnet18", "bn", "average", "imagenet")
-    assert (paper.train.lr, paper.train.batch, paper.train.clip, paper.rounds) == (0.03, 64, 5.0, 500)
+    assert (paper.train.lr, paper.train.batch, paper.train.clip, paper.rounds) == (0.03, 64, 5.0, 501)
     assert (paper.train.momentum, paper.train.weight_decay, paper.views.weak) == (0.9, 5e-4, "resize-crop")
     assert (released.rounds, released.views.flip, released.method["keep_momentum"]) == (501, "yes", True)

@@ -25,6 +25,7 @@ from tacit.core.errors import TacitError, nearest
 from tacit.core.settings import Data, Experiment, flatten
 from tacit.data.catalogue import SOURCES
 from tacit.data.federation import load_dataset
+from tacit.data.published import PUBLISHED
 from tacit.methods import find_method
 
 NAMED = {"full": 1.0, "half": 0.5, "quarter": 0.25, "tenth": 0.1, "hundredth": 0.01}
@@ -81,7 +82,7 @@ def scaled(experiment: Experiment, scale: str, fixed: Collection[str] = ()) -> S
     if fraction == 1:
         return Scaled(experiment, "")
     data, method = experiment.data, experiment.method
-    if data.split:
+    if data.split and data.split not in PUBLISHED:
         raise TacitError(f"--scale cannot shrink a saved split (data.split = '{data.split}'). Leave one of them out.")
     whole, classes = size_of(data)
     images, labels = data.subset or whole, part(data.labels, fraction)

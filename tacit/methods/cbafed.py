@@ -76,10 +76,12 @@ class CBAFed(Method):
     server_sends: ClassVar = {"model": "weights", "thresholds?": "[K]", "shares?": "[K]"}
     client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
     client_keeps: ClassVar = {"momentum?": "any"}
-    presets: ClassVar = {  # what the paper sets otherwise (SGD, rate, batch, clip) are tacit's defaults
-        "paper": {"rounds": 500, "net.name": "resnet18", "net.norm": "bn", "views.weak": "resize-crop"},
-        "released": {"rounds": 501, "keep_momentum": True, "tail_plain": True, "views.flip": "yes"},
-        "several": {"warmup": 50, "warmup_epochs": 11},  # several labelled parties: they must meet now and then
+    # What the paper sets otherwise (SGD, rate, batch, clip) are tacit's defaults. Rounds are counted from 0 and merged
+    # at 5, 10, …: of 501, as in the released code, the last one ends with a merge.
+    presets: ClassVar = {
+        "paper": {"rounds": 501, "net.name": "resnet18", "net.norm": "bn", "views.weak": "resize-crop"},
+        "released": {"keep_momentum": True, "tail_plain": True, "views.flip": "yes"},
+        "several": {"warmup": 51, "warmup_epochs": 11},  # several labelled parties: they must meet now and then
         "smoke": {
             "warmup": 2,
             "warmup_epochs": 3,
