@@ -189,7 +189,8 @@ class Site:
         mask = torch.from_numpy(labeled)
         known = Labeled(images[mask].to(device), torch.from_numpy(party.labels)[mask].to(device))
         # As in a simulation: where every client has a few labels, those images count as unlabelled data, too.
-        return Shard(known, (images if placement == "clients" else images[~mask]).to(device))
+        repeated = len(known) if placement == "clients" else 0
+        return Shard(known, (images if placement == "clients" else images[~mask]).to(device), repeated)
 
     def _party(self, request: Request) -> PartyData:
         facts = Facts(**request.facts.model_dump())
