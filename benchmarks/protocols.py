@@ -230,8 +230,12 @@ def coverage_table(contents: PaperContents) -> list[str]:
     text = [line(heads), "|---" * len(heads) + "|"]
     for item in contents.items:
         there = len(item.covered_by(known))
-        folders = ", ".join(f"`{pattern.removesuffix('/*')}`" for pattern in item.recipes)
-        covered = "; ".join(part for part in (folders, item.reason) if part)
+        folders, beside = (
+            ", ".join(f"`{pattern.removesuffix('/*')}`" for pattern in patterns)
+            for patterns in (item.recipes, item.variants)
+        )
+        variants = f"variants: {beside}" if beside else ""
+        covered = "; ".join(part for part in (folders, variants, item.reason) if part)
         count = f"{there} of {item.cells}" if item.cells else str(there or "–")
         default = f"`tacit compare {item.recipes[0].removesuffix('/*')}`" if item.cells and item.recipes else ""
         text.append(line([item.name, item.shows, covered, count, item.read or default]))

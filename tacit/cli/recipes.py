@@ -83,11 +83,16 @@ def covering(item: Item) -> str:
 
     >>> covering(Item(name="Fig. 1", shows="", recipes=["a/fig1/*", "a/table1/x-*"], reason="y is to come"))
     'a/fig1, a/table1/x-* (y is to come)'
+    >>> covering(Item(name="Fig. 2", shows="", reason="a drawing")), covering(
+    ...     Item(name="Table 1", shows="", recipes=["a/table1/*"], variants=["a/released/*"]))
+    ('no recipe: a drawing', 'a/table1; variants: a/released')
     """
-    folders = ", ".join(pattern.removesuffix("/*") for pattern in item.recipes)
+    folders, beside = (
+        ", ".join(pattern.removesuffix("/*") for pattern in patterns) for patterns in (item.recipes, item.variants)
+    )
     if not folders:
         return f"no recipe: {item.reason}"
-    return f"{folders} ({item.reason})" if item.reason else folders
+    return folders + (f"; variants: {beside}" if beside else "") + (f" ({item.reason})" if item.reason else "")
 
 
 def counted(item: Item, there: int) -> str:
