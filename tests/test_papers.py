@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from test_cli import quick
 
 from benchmarks import protocols
 from tacit.config.recipes import known_recipes, load_recipe
@@ -13,7 +14,6 @@ from tacit.engine.run import run_experiment
 from tacit.papers.cost import core_hours, key_of, measured, work_of
 from tacit.papers.coverage import PaperContents, gaps, matches, papers
 from tacit.runs.costs import Speed
-from test_cli import quick
 
 TABLES = {"feddb": 4, "cbafed": 4, "bsemifl": 1, "ddrfed": 6}
 FIGURES = {"feddb": 7, "cbafed": 4, "bsemifl": 6, "ddrfed": 8}
