@@ -1,7 +1,8 @@
 """What a recipe costs on this machine, without its data: images × passes × rounds × the time of an image in its net.
 
-Rough on purpose: a second view of an image, what the engine does and a client's luck are not in it. Half or twice as
-much is no surprise. The time of an image is measured once (`tacit recipes --measure`) and kept beside the data sets.
+Rough on purpose: a second view of an image and what the engine does are not in it, and all unlabelled images count as
+if they were trained on, so that a method that accepts few of them takes less. Half or twice as much is no surprise.
+The time of an image is measured once (`tacit recipes --measure`) and kept beside the data sets.
 """
 
 import json
