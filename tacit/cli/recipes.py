@@ -125,6 +125,6 @@ def explanation(hours: Hours) -> str:
         return "What they cost on this machine: `tacit recipes --measure` times each net once (a few minutes)."
     return (
         "Costs are of one core of this machine and one seed, from the time of an image in each net (measured before; "
-        "`tacit recipes --measure` does so anew). They are rough: half or twice as much is no surprise, and a method that "
-        "accepts few pseudo-labels takes less."
+        "`tacit recipes --measure` does so anew). They are rough: half or twice as much is no surprise; a method "
+        "that accepts few pseudo-labels takes less."
     )
