@@ -27,6 +27,21 @@ NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
 AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000)]
 
+
+@dataclass(frozen=True)
+class Length:
+    """A mark in the type of an option that says how long something lasts: `--scale` shrinks it with the rounds.
+
+    A length in epochs names the option with the rounds `of` which they are a part: of a stage its rounds shrink, or
+    its epochs where it is one long round, never both.
+    """
+
+    of: str = ""
+
+
+Rounds = Annotated[Count, Length()]  # rounds that something lasts: a warm-up, a ramp
+Epochs = Annotated[Count, Length(of="warmup")]  # epochs in each of the rounds of the option `warmup`
+
 PLACEMENTS = ("server", "clients", "some-clients")
 
 

@@ -46,6 +46,16 @@ class Shard:
 
     labeled: Labeled
     unlabeled: Tensor  # uint8 [m, C, H, W]: images only
+    repeated: int = 0  # labelled images that are among the unlabelled ones, too (placement `clients`)
+
+    @property
+    def held(self) -> int:
+        """How many images it holds; one that is labelled and unlabelled data counts once.
+
+        >>> Shard(Labeled(torch.zeros(27, 1, 8, 8), torch.zeros(27)), torch.zeros(97, 1, 8, 8), repeated=27).held
+        97
+        """
+        return len(self.labeled) + len(self.unlabeled) - self.repeated
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Data(Section):
     image_size: Annotated[int, Field(ge=0, le=MANY, description="resize to this many pixels (0: as they are)")] = 0
     rgb: bool = Field(False, description="turn grey images into three equal channels")
     skip_unreadable: bool = Field(False, description="own data: go on without the bad files")
-    split: str = Field("", description="a saved split to use instead of drawing one")
+    split: str = Field("", description="a saved split to use, or a published one (cbafed-svhn)")
 
     @model_validator(mode="after")
     def _labeled_clients_exist(self) -> "Data":
@@ -165,7 +165,10 @@ class ViewChoice(Section):
     """What is done to an image before the net sees it."""
 
     weak: Literal["crop", "resize-crop", "none"] = Field("crop", description="the light augmentation")
-    strong: Literal["fixmatch", "ssl", "semifl-legacy"] = Field("fixmatch", description="the heavy one's pool")
+    resize: Annotated[int, Field(ge=0, le=MANY, description="resize-crop: to so many pixels (0: a quarter more)")] = 0
+    strong: Literal["fixmatch", "ssl", "semifl-legacy", "ddrfed"] = Field(
+        "fixmatch", description="the heavy one's pool"
+    )
     flip: Literal["auto", "yes", "no"] = Field("auto", description="mirror images (auto: not for digits)")
 
 

@@ -37,7 +37,8 @@ class Federation:
 
     def client_shard(self, client: int) -> Shard:
         part = self.split.clients[client]
-        return Shard(self._labeled(part.labeled), self._images(part.unlabeled))
+        repeated = len(np.intersect1d(part.labeled, part.unlabeled))
+        return Shard(self._labeled(part.labeled), self._images(part.unlabeled), repeated)
 
     def client_size(self, client: int) -> int:
         part = self.split.clients[client]
@@ -136,6 +137,8 @@ def setup_of(
     """What everybody knows before the first round."""
     views = experiment.views
     flip = about.mirror if views.flip == "auto" else views.flip == "yes"
+    chosen = Views(mean=about.mean, std=about.std, weak=views.weak, strong=views.strong, flip=flip, resize=views.resize)
+    chosen.check_size(about.size)
     return Setup(
         seed=experiment.seed,
         classes=about.classes,
@@ -145,7 +148,7 @@ def setup_of(
         labeled_clients=labeled_clients,
         net=experiment.net,
         train=experiment.train,
-        views=Views(mean=about.mean, std=about.std, weak=views.weak, strong=views.strong, flip=flip),
+        views=chosen,
         participation=experiment.participation,
         device=device,
         server=experiment.server,

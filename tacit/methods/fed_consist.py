@@ -24,7 +24,7 @@ class FedConsist(FixMatch):
     """
 
     view: Annotated[Literal["strong", "weak"], "on which a pseudo-label is learned batch-wise"] = "strong"
-    labeled_share: Annotated[Share, "of the weight, for the labelled parties together"] = 0.5
+    labeled_share: Annotated[Share, "least weight of the labelled parties together"] = 0.5
     plus: Annotated[bool, "Fed-Consist+: fixed pseudo-labels, no extra weight for labelled parties"] = False
 
     citation: ClassVar[str] = (
@@ -59,5 +59,5 @@ class FedConsist(FixMatch):
         label, accepted = accept(torch.arange(len(images)), me.predict(model, views))
         fixed = torch.cat([views[accepted], me.views.raw_weak(labeled.images, generator)])
         labels = torch.cat([label[accepted], labeled.labels])
-        optimizer, as_it_is = me.optimizer(model), me.views.plain_view
+        optimizer, as_it_is = me.optimizer(model, self.rate(me)), me.views.plain_view
         return len(labels), me.fit(model, fixed, labels, view=as_it_is, optimizer=optimizer, generator=generator)

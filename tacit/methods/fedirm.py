@@ -14,11 +14,13 @@ from tacit.contract.method import (
     UNKNOWN,
     AtLeastOne,
     Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
@@ -43,7 +45,7 @@ class FedIRM(Method):
     """
 
     weight: Annotated[NotNegative, "of the unlabelled loss, after the ramp (lambda)"] = 15.0
-    ramp: Annotated[Count, "rounds until the unlabelled loss has its full weight (0: at once)"] = 30
+    ramp: Annotated[Rounds, "rounds until the unlabelled loss has its full weight (0: at once)"] = 30
     relation_weight: Annotated[NotNegative, "of the relation term beside the teacher's (0: teacher alone)"] = 1.0
     decay: Annotated[Share, "of the teacher"] = 0.99
     temperature: Annotated[Positive, "of a class's mean logits in the relation matrix (tau)"] = 2.0
@@ -56,8 +58,8 @@ class FedIRM(Method):
     weigh: Annotated[Literal["alike", "half", "examples"], "all alike; labelled half; by images"] = "alike"
     unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.02
     labeled_epochs: Annotated[Count, "epochs on labels alone in a round (0: train.epochs)"] = 0
-    warmup: Annotated[Count, "rounds of labelled parties alone before"] = 20
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of labelled parties alone before"] = 20
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
 
     citation: ClassVar[str] = (
         "Liu et al., Federated Semi-supervised Medical Image Classification via Inter-client Relation Matching, "
@@ -151,8 +153,8 @@ class FedIRM(Method):
             model, slow, chain.from_iterable(epochs), loss_of, optimizer=optimizer, clip=clip, decays=repeat(self.decay)
         )
         send: Payload = {"relation": own.relation(me.classes)} if len(own.labels) else {}
-        send, held = {"model": me.weights(model), **send}, len(own.labels) + len(images)
-        return Reply(send=send, examples=held, keep={"teacher": weights_of(slow)}, metrics={"loss": loss})
+        send = {"model": me.weights(model), **send}
+        return Reply(send=send, examples=me.shard.held, keep={"teacher": weights_of(slow)}, metrics={"loss": loss})
 
     def _labels(self, side: Party) -> "RelatedLabels":
         mine, view, chance = side.shard.labeled, side.views.weak_view, side.rng("labeled views")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
@@ -16,7 +17,7 @@ from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import shares, stacked, unstacked
 from tacit.pieces.debias import average_prediction, debias, debiasing
 from tacit.pieces.label import PseudoLabels, confident
-from tacit.pieces.train import batch_count, batches, optimizer_step
+from tacit.pieces.train import batch_count, batches, optimizer_step, predict
 
 Ties = Literal["local", "lowest"]
 
@@ -45,6 +46,9 @@ class FedMatch(Method):
     remember: Annotated[Count, "the server remembers the psi of so many clients, the latest (0: of all)"] = 0
     ties: Annotated[Ties, "without a majority: the local model's class, or the lowest number"] = "local"
     debias: Annotated[bool, "FedDPL: divide each model's predictions by their mean before threshold and vote"] = False
+    debias_prior: Annotated[Literal["fixed", "moving"], "the client's own mean stays for the round, or follows"] = (
+        "fixed"
+    )
 
     citation: ClassVar[str] = (
         "Jeong et al., Federated Semi-Supervised Learning with Inter-Client Consistency & Disjoint Learning, ICLR 2021"
@@ -150,7 +154,11 @@ class FedMatch(Method):
         others = unstacked(task.weights("helpers")) if "helpers" in task.send else []
         predictions = [me.predict(me.model(joined(sigma, psi)), images) for psi in others]
         helpers = torch.stack(predictions) if predictions else torch.zeros(0, len(images), me.classes, device=me.device)
-        return advice_of(helpers, self.threshold, me.predict(model, images) if self.debias else None)
+        look = partial(predict, model, images, partial(me.views.weak_view, generator=me.rng("prior views")))
+        moving = self.debias_prior == "moving"
+        return advice_of(
+            helpers, self.threshold, debiasing(look, at_once=False, moving=moving) if self.debias else None
+        )
 
     def _learn_labels(self, sigma: Weights, psi: Weights, side: Client | Hub) -> Weights:
         """Sigma after training on this side's labels alone; as it was where there are none."""
@@ -396,18 +404,17 @@ class Advice(NamedTuple):
         return PseudoLabels(agreed_labels(votes, own.shape[1], ties), sure)
 
 
-def advice_of(helpers: Tensor, threshold: float, own: Tensor | None = None) -> Advice:
+def advice_of(helpers: Tensor, threshold: float, debiased: Callable[[Tensor], Tensor] | None = None) -> Advice:
     """Advice from the helpers' predictions [H, N, K] for all images of a client. H may be 0.
 
-    With the client's `own` predictions [N, K] everybody is debiased (FedDPL): each model's mean prediction is divided
-    out before it is accepted, or votes. The helpers' probabilities stay as they are.
+    With a function that debiases the client's own predictions everybody is debiased (FedDPL): each model's mean
+    prediction is divided out before it is accepted, or votes. The helpers' probabilities stay as they are.
 
-    >>> own, helper = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.9, 0.1], [0.7, 0.3]])
-    >>> advice_of(helper[None], 0.5).votes, advice_of(helper[None], 0.5, own).votes         # mean 0.8 and 0.2
+    >>> helper = torch.tensor([[0.9, 0.1], [0.7, 0.3]])                                     # mean 0.8 and 0.2
+    >>> advice_of(helper[None], 0.5).votes, advice_of(helper[None], 0.5, lambda probs: probs).votes
     (tensor([[0, 0]]), tensor([[0, 1]]))
     """
-    if own is None:
+    if debiased is None:
         return Advice(lambda probs: confident(probs, threshold), helpers, helpers.argmax(dim=2))
-    debiased = debiasing(average_prediction(own), len(own))
     fair = torch.cat([debias(probs, average_prediction(probs))[None] for probs in helpers] or [helpers])
     return Advice(lambda probs: confident(debiased(probs), threshold), helpers, fair.argmax(dim=2))

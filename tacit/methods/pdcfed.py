@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from tacit.contract.method import (
     UNKNOWN,
     Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
@@ -52,8 +54,8 @@ class PDCFed(Method):
     labeled_epochs: Annotated[Count, "epochs on labels alone in a round (0: train.epochs)"] = 2
     unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.007
     labeled_boost: Annotated[Positive, "labelled clients weigh so many times"] = 6.0
-    warmup: Annotated[Count, "rounds of FedAvg on the labels before"] = 0
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of FedAvg on the labels before"] = 0
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
     keep_momentum: Annotated[bool, "clients keep their momentum from round to round"] = False
     double_softmax: Annotated[bool, "as released: probabilities are taken for logits in the cross-entropy"] = False
 
@@ -107,8 +109,7 @@ class PDCFed(Method):
             loss = me.fit_labeled(model, epochs=self.labeled_epochs or None, optimizer=optimizer)
         if self.keep_momentum:
             keep["momentum"] = momentum_of(model, optimizer)
-        examples = len(me.shard.labeled) + len(me.shard.unlabeled)
-        return Reply(send={"model": me.weights(model)}, examples=examples, keep=keep, metrics={"loss": loss})
+        return Reply(send={"model": me.weights(model)}, examples=me.shard.held, keep=keep, metrics={"loss": loss})
 
     def recall(self, memory: Payload, me: Client) -> Weights:
         """The running mean and variance of this client's rising shares; at first 1/K and 1."""

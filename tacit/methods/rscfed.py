@@ -13,11 +13,13 @@ from tacit.contract.method import (
     UNKNOWN,
     AtLeastOne,
     Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
@@ -54,9 +56,10 @@ class RSCFed(Method):
     labeled_boost: Annotated[Positive, "labelled images weigh so many times"] = 6.0
     boost_twice: Annotated[bool, "labelled members are boosted again after the distances"] = False
     unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.021
+    labeled_epochs: Annotated[Count, "epochs on labels alone in a round (0: train.epochs)"] = 0
     keep_momentum: Annotated[bool, "clients keep their momentum from task to task"] = False
-    warmup: Annotated[Count, "rounds of FedAvg on the labels before"] = 7
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of FedAvg on the labels before"] = 7
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
 
     citation: ClassVar[str] = (
         "Liang et al., RSCFed: Random Sampling Consensus Federated Semi-supervised Learning, CVPR 2022"
@@ -88,7 +91,8 @@ class RSCFed(Method):
         return self.groups * min(self.group_size, asked)
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
-        return held.label_passes(epochs), epochs
+        both = held.labeled and held.unlabeled
+        return held.label_passes(epochs) if both else self.labeled_epochs or epochs, epochs
 
     def before(self) -> tuple[Stage, ...]:
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
@@ -114,11 +118,10 @@ class RSCFed(Method):
             loss, step = self.learn(model, teacher, optimizer, step, me)
             keep = {"teacher": weights_of(teacher), "step": step}
         else:
-            loss = me.fit_labeled(model, optimizer=optimizer)
+            loss = me.fit_labeled(model, epochs=self.labeled_epochs or None, optimizer=optimizer)
         if self.keep_momentum:
             keep["momentum"] = momentum_of(model, optimizer)
-        held = len(me.shard.labeled) + len(me.shard.unlabeled)
-        return Reply(send={"model": me.weights(model)}, examples=held, keep=keep, metrics={"loss": loss})
+        return Reply(send={"model": me.weights(model)}, examples=me.shard.held, keep=keep, metrics={"loss": loss})
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         own: list[Reply] = []

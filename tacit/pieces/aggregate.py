@@ -24,10 +24,13 @@ def shares(examples: Sequence[float]) -> list[float]:
 def labeled_shares(examples: Sequence[float], labeled: Sequence[bool], share: float) -> list[float]:
     """Shares in which the labelled parties together get `share` and the others the rest, each group by its examples.
 
+    Where they have more than that by their examples they keep it: the share raises their weight, it never lowers it.
     Where one of the groups is empty or learned nothing, the other gets all.
 
     >>> labeled_shares([10, 60, 30], [True, False, False], 0.5)
     [0.5, 0.333..., 0.166...]
+    >>> labeled_shares([75, 15, 10], [True, False, False], 0.5)
+    [0.75, 0.15, 0.1]
     >>> labeled_shares([10, 0, 0], [True, False, False], 0.5)
     [1.0, 0.0, 0.0]
     """
@@ -35,6 +38,7 @@ def labeled_shares(examples: Sequence[float], labeled: Sequence[bool], share: fl
     outside = [0.0 if has else n for n, has in zip(examples, labeled, strict=True)]
     if not (sum(inside) > 0 and sum(outside) > 0):
         return shares(examples)
+    share = max(share, sum(inside) / float(sum(examples)))
     return [share * a + (1.0 - share) * b for a, b in zip(shares(inside), shares(outside), strict=True)]
 
 

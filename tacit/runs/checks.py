@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from tacit import nets
-from tacit.core.errors import TacitError
+from tacit.core.errors import TacitError, nearest
 from tacit.core.machine import pick_device
 from tacit.core.memory_bounds import check_images
 from tacit.core.settings import Experiment
 from tacit.data import placement
 from tacit.data.catalogue import find_source
+from tacit.data.published import PUBLISHED, check_published
 from tacit.data.sources import is_own
 from tacit.data.split import load_split
 
@@ -20,7 +21,11 @@ def check_settings(experiment: Experiment, saved_split: Path | None = None) -> N
     """
     pick_device(experiment.device)
     data, net = experiment.data, experiment.net.model_dump()
-    if data.split and not (saved_split and saved_split.is_file()):
+    if data.split in PUBLISHED:
+        check_published(data)
+    elif data.split and not (saved_split and saved_split.is_file()):
+        if not Path(data.split).exists() and (near := nearest(data.split, PUBLISHED)):
+            raise TacitError(f"There is no split '{data.split}', neither published nor saved here.{near}")
         load_split(Path(data.split))
     for site in data.sites:
         if not Path(site).exists():

@@ -221,7 +221,9 @@ class Site:
                 torch.from_numpy(party.images[mask]).to(device), torch.from_numpy(party.labels[mask]).to(device)
             )
 
-        return OwnShard(Shard(part(labeled & ~kept_back), part(unlabeled).images), part(kept_back))
+        learned = part(labeled & ~kept_back)
+        repeated = len(learned) if placement == "clients" else 0
+        return OwnShard(Shard(learned, part(unlabeled).images, repeated), part(kept_back))
 
     def _party(self, request: Request) -> PartyData:
         facts = Facts(**request.facts.model_dump())
