@@ -5,6 +5,7 @@ is then scaled like any other 16-bit file, by the range of the whole data set.
 """
 
 import io
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ def read_dicom(path: Path, check_size: Callable[[tuple[int, int]], None]) -> Ima
         import pydicom
     except ImportError:
         raise ValueError(HINT) from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of values that are not quite by the standard
+        return _read(pydicom, path, check_size)
+
+
+def _read(pydicom: Any, path: Path, check_size: Callable[[tuple[int, int]], None]) -> Image.Image:
     about = pydicom.filereader.read_file_meta_info(path)
     if about.get("TransferSyntaxUID") == DEFLATED:
         raise ValueError("a deflated DICOM; save it uncompressed")

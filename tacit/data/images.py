@@ -49,11 +49,19 @@ def open_deep(path: Path) -> Image.Image:
         opened = Image.open(path)
     with opened as image:
         check_size(image.size)  # the file says how large it is before anything is decoded
+        cut = not is_deep(image) and any(";16" in str(tile) for tile in image.tile)  # Pillow keeps the upper 8 of 16
         image.load()
         upright = ImageOps.exif_transpose(image)
     if upright.mode == "F":
         raise ValueError("floating-point pixels")
+    if cut and max(high for _, high in _extrema(upright)[:3]) < 64:
+        raise ValueError("16 bits a colour, of which the upper two are not used: nearly black; save it with 8 bits")
     return upright
+
+
+def _extrema(image: Image.Image) -> tuple[tuple[int, int], ...]:
+    found = image.getextrema()
+    return found if isinstance(found[0], tuple) else (found,)  # type: ignore[return-value]
 
 
 def is_deep(image: Image.Image) -> bool:
