@@ -123,7 +123,11 @@ def _label_column(path: Path, cells: Rows, columns: Sequence[str], needed: tuple
         return by_name[0], f"labels are taken from the column {safe(by_name[0], 60)}, by its name"
     if not by_name and (hot := _one_hot_columns(cells, columns)):
         return ONE_HOT, f"labels are the names of the columns {safe(', '.join(hot))} (one 1 in each row)"
-    could = by_name or [column for column in columns if _could_be_label([row.get(column, "") for row in cells])]
+    nearly = [] if by_name else _one_hot_columns(cells, columns, most=0.1)
+    left = [column for column in columns if column not in nearly]
+    could = by_name or [column for column in left if _could_be_label([row.get(column, "") for row in cells])]
+    if nearly and not could:
+        _one_hot_labels(path, cells, columns)  # says in which row it is not so
     if not could:
         raise missing_columns(path, list(cells[0]) if cells else list(columns), ["label"], needed)
     if len(could) > 1:
@@ -165,11 +169,12 @@ def _binary_columns(cells: Rows, columns: Sequence[str]) -> list[str]:
     return [c for c in columns if cells and all(_hot(row.get(c, "")) >= 0 or not row.get(c) for row in cells)]
 
 
-def _one_hot_columns(cells: Rows, columns: Sequence[str]) -> list[str]:
-    """The columns of 0 and 1, if there are several with exactly one 1 in each row (or nothing at all in it)."""
+def _one_hot_columns(cells: Rows, columns: Sequence[str], most: float = 0.0) -> list[str]:
+    """The columns of 0 and 1, if there are several with exactly one 1 in each row (or nothing at all in it); `most` is
+    the share of rows that may be otherwise."""
     hot = [column for column in _binary_columns(cells, columns) if any(row.get(column) for row in cells)]
-    right = all(sum(_hot(row[c]) == 1 for c in hot) == 1 or not any(row[c] for c in hot) for row in cells)
-    return hot if len(hot) > 1 and right else []
+    wrong = sum(sum(_hot(row[c]) == 1 for c in hot) != 1 and any(row[c] for c in hot) for row in cells)
+    return hot if len(hot) > 1 and wrong <= most * len(cells) else []
 
 
 def _one_hot_labels(path: Path, cells: Rows, columns: Sequence[str]) -> list[str]:
