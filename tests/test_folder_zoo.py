@@ -301,6 +301,12 @@ def test_a_folder_of_sites_is_no_site(tmp_path: Path) -> None:
         inspect_sites([tmp_path / "labs", tmp_path / "other"])
 
 
+def test_images_beside_sites_are_told(tmp_path: Path) -> None:
+    root = plant(tmp_path / "zoo", "a/nv:3 a/mel:3 a/unlabeled:2 b/unlabeled:2")
+    picture(root / "lost.png")
+    assert inspect(root).bad == ["images that lie in no class folder (1): lost.png"]
+
+
 def test_a_link_that_leads_back(tmp_path: Path) -> None:
     root = plant(tmp_path / "zoo", "nv:3 mel:3")
     (root / "nv" / "again").symlink_to(root)

@@ -26,7 +26,8 @@ class Question(TacitError):
         if answers:
             keys = [", ".join(f'{key} = "{value}"' for key, value in one.settings.items()) for one in answers]
             lines.append(
-                f"Nothing was guessed. Add one of these options (in a file, under [data]: {' or '.join(keys)})."
+                "Nothing was guessed. Add one of these options to `tacit init` (in a file, under [data]: "
+                f"{' or '.join(keys)})."
             )
         super().__init__("\n".join([*lines, *([advice] if advice else [])]))
         self.what, self.answers = what, tuple(answers)

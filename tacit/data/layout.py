@@ -95,7 +95,7 @@ def as_party(node: Node, site: str, part: str = "train") -> FolderReport:
 def _read(node: Node, part: str, report: FolderReport, site: str) -> None:
     inner = [folder for folder in node.of("train", "labeled") if folder.folders]
     for folder in node.of("val"):
-        report.ignored.append(f"{folder.name} ({folder.total} images, neither trained nor tested on)")
+        report.ignored.append(_aside(folder))
     if inner:
         for folder in node.of("unlabeled"):
             _unlabeled(folder, part, report, site)
@@ -148,6 +148,7 @@ class Reading:
     paths: list[Path]
     tests: list[Path] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    stray: list[Path] = field(default_factory=list)  # images that lie beside the folders
     against: str = ""  # why it cannot be so
     counts: str = ""  # in words
     why: str = ""  # what speaks against the other reading
@@ -162,13 +163,7 @@ def as_classes(node: Node) -> Reading:
     report = as_party(node, node.name)
     classes = Counter(item.label for item in report.items if item.label and item.part == "train")
     tested = {item.label for item in report.items if item.label and item.part == "test"}
-    against = ""
-    for folder in _class_folders(node):
-        for inside in folder.every():
-            if inside is not folder and role(inside.name) in ("unlabeled", "labeled"):
-                against = f"{folder.name}/ holds a folder {inside.name}/, {NO_CLASS}"
-        if any(part.folders for part in folder.of("train", "test", "val")):
-            against = f"{folder.name}/ holds train, test or val with folders inside, {NO_CLASS}"
+    against = next((why for folder in _class_folders(node) if (why := _no_class(folder))), "")
     if not against and len(classes) < 2:
         against = f"{SHORT} {len(classes) or 'no'} class"
     if not against and tested and not tested & set(classes):
@@ -176,6 +171,16 @@ def as_classes(node: Node) -> Reading:
     unlabeled = sum(not item.label for item in report.items)
     words = f"1 site; {len(classes)} classes ({_counted(classes)}), {unlabeled:,} unlabelled"
     return Reading("classes", [node.path], against=against, counts=words + _tested(report.items))
+
+
+def _no_class(folder: Node) -> str:
+    """Why a folder cannot be a class, by what lies in it; '' where it can."""
+    for inside in folder.every():
+        if inside is not folder and role(inside.name) in ("unlabeled", "labeled"):
+            return f"{folder.name}/ holds a folder {inside.name}/, {NO_CLASS}"
+    if any(part.folders for part in folder.of("train", "test", "val")):
+        return f"{folder.name}/ holds train, test or val with folders inside, {NO_CLASS}"
+    return ""
 
 
 def _class_folders(node: Node) -> list[Node]:
@@ -187,21 +192,22 @@ def as_sites(node: Node) -> Reading:
     """The folders inside as sites, each with classes or unlabelled images; `test` beside them is shared by all."""
     inner = [folder for folder in node.of("train", "labeled") if folder.folders]
     base = inner[0] if len(inner) == 1 else node
+    places = [node] if base is node else [node, base]
     sites = base.filled
     reading = Reading("sites", [site.path for site in sites])
+    reading.stray = [image for place in places for image in place.images]
     reading.ignored = [f"{folder.name} (no images)" for folder in base.of("") if not folder.total]
     reading.ignored += [folder.name for folder in node.of("") if base is not node and folder.total]
-    for folder in {id(folder): folder for place in (node, base) for folder in place.of("val")}.values():
-        reading.ignored.append(f"{folder.name} ({folder.total} images, neither trained nor tested on)")
-    for test in {id(folder): folder for place in (node, base) for folder in place.of("test")}.values():
+    reading.ignored += [_aside(folder) for place in places for folder in place.of("val")]
+    for test in (folder for place in places for folder in place.of("test")):
         reading.tests += _shared_tests(test, {site.name for site in sites})
     items = [item for site in sites for item in as_party(site, site.name).items]
     tests = [item for path in reading.tests for item in as_party(scan(path), "", "test").items]
-    reading.against = _against_sites(node, base, items, tests)
+    reading.against = _against_sites(places, sites, items, tests)
     classes = Counter(item.label for item in items if item.label and item.part == "train")
+    kinds = Counter((item.site, bool(item.label)) for item in items if item.part == "train")
     held = [
-        f"{safe(site.name, 60)} {sum(bool(i.label) for i in items if i.site == site.name):,} labelled, "
-        f"{sum(not i.label for i in items if i.site == site.name):,} unlabelled"
+        f"{safe(site.name, 60)} {kinds[site.name, True]:,} labelled, {kinds[site.name, False]:,} unlabelled"
         for site in sites[:5]
     ]
     more = "; …" if len(sites) > 5 else ""
@@ -212,6 +218,10 @@ def as_sites(node: Node) -> Reading:
     return reading
 
 
+def _aside(folder: Node) -> str:
+    return f"{folder.name} ({folder.total} images, neither trained nor tested on)"
+
+
 def _shared_tests(test: Node, sites: set[str]) -> list[Path]:
     """Test images by class, or by site and class."""
     inside = test.filled
@@ -219,14 +229,13 @@ def _shared_tests(test: Node, sites: set[str]) -> list[Path]:
     return [folder.path for folder in inside] if by_site else [test.path]
 
 
-def _against_sites(node: Node, base: Node, items: Sequence[Item], tests: Sequence[Item]) -> str:
+def _against_sites(places: list[Node], sites: list[Node], items: Sequence[Item], tests: Sequence[Item]) -> str:
     classes = {item.label for item in items if item.label and item.part == "train"}
-    beside = [folder.name for place in (node, base) for folder in place.of("unlabeled") if folder.total]
-    for site in base.filled:
-        found = as_classes(site).against
-        if NO_CLASS in found:
-            return f"in {site.name}, {found}"
-    if not base.filled or not any(site.folders for site in base.filled):
+    beside = [folder.name for place in places for folder in place.of("unlabeled") if folder.total]
+    for site in sites:
+        if why := next((why for folder in _class_folders(site) if (why := _no_class(folder))), ""):
+            return f"in {site.name}, {why}"
+    if not any(site.folders for site in sites):
         return FLAT
     if len(classes) < 2:
         return f"{SHORT} {len(classes) or 'no'} class"
@@ -250,7 +259,7 @@ def choose(path: Path, layout: str, tables: Sequence[Path], known: Sequence[str]
     if layout != "auto":
         wanted = classes if layout == "classes" else sites
         if layout == "sites" and sites.against:
-            raise TacitError(f"{path} cannot be read as a folder of sites: {sites.against}.")
+            raise TacitError(f"{path} cannot be read as a folder of sites: {safe(sites.against)}.")
         return wanted
     possible = [reading for reading in (sites, classes) if not reading.against]
     if known and len(possible) > 1:
@@ -259,7 +268,8 @@ def choose(path: Path, layout: str, tables: Sequence[Path], known: Sequence[str]
         return _with_tables(path, possible, tables)
     if len(possible) == 1:
         if sites.against.startswith(WHOSE):
-            raise Question(f"{path} can be read as classes, or as sites (but {sites.against}):", [classes.answer])
+            why = f"{path} can be read as classes, or as sites (but {safe(sites.against)}):"
+            raise Question(why, [classes.answer])
         other = sites if possible[0] is classes else classes
         return replace(possible[0], why=other.against)
     if possible:

@@ -65,6 +65,7 @@ def inspect(path: Path, progress: Progress = silent, how: Data = AUTO, known: Se
         report = as_party(scan(reading.paths[0]), reading.paths[0].resolve().name)
     report.path, report.kind, report.paths, report.tests = path, reading.kind, reading.paths, tests
     report.ignored += reading.ignored
+    report.stray += reading.stray
     report.told += told(reading)
     return _looked_at(report, how, progress)
 
@@ -77,7 +78,7 @@ def told(reading: Reading) -> list[str]:
         return [f"the folder inside, {safe(reading.paths[0].name)}/, is the one that is read"]
     other = {"sites": "classes", "classes": "sites"}[reading.kind]
     return [
-        f"the folders inside are taken as {reading.kind}, because as {other}, {safe(reading.why)}; if they are {other} "
+        f"the folders inside are taken as {reading.kind}, not as {other}: {safe(reading.why)}; if they are {other} "
         f"nevertheless, add --{other}"
     ]
 
