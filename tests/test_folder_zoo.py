@@ -269,6 +269,15 @@ def test_what_cannot_be_read_is_refused(name: str, tmp_path: Path, monkeypatch: 
     assert not list(tmp_path.glob("*.toml"))
 
 
+def test_a_model_that_knows_the_classes_settles_it(tmp_path: Path) -> None:
+    """`tacit evaluate` on images that could be sites or classes: the model's classes tell."""
+    root = plant(tmp_path / "zoo", "a/nv:3 a/mel:3 b/nv:3 b/mel:3")
+    assert said(inspect(root, known=("nv", "mel", "bcc"))) == "a 6+0; b 6+0 | mel nv | 0"
+    assert said(inspect(root, known=("a", "b"))) == "zoo 12+0 | a b | 0"
+    with pytest.raises(Question):
+        inspect(root, known=("x", "y"))
+
+
 # sites that are given one by one
 
 

@@ -199,7 +199,13 @@ def test_a_folder_of_images_and_a_table_is_seen(here: Path, flat: bool) -> None:
     (zoo / "prices.csv").write_text("what,how much\nbread,3\n")  # a table of something else
     assert counted(zoo) == {"mel": 6, "nv": 6}
     _, data = init("zoo")
-    assert data.name == str((zoo / "labels.csv").resolve())
+    assert (data.name, data.layout, data.label_column) == (str(zoo.resolve()), "table", "dx")
+    for name in ("unlabelled/x.png", "images/more/y.png"):
+        save(DIGITS.train_images[70 + len(name)], zoo / name)
+    report = inspect(zoo)
+    assert dict(report.counts("train")) == {"mel": 6, "nv": 6, "": 1}
+    assert "not read: 1 images that labels.csv does not name" in report.remarks(8)
+    assert len(load_dataset(data).train_labels) == len(load("./zoo").train_labels)
     table(zoo / "more.csv", "image_id,dx", "ISIC_{n},{other}")
     with pytest.raises(TacitError, match=r"holds 2 tables that name its images: labels\.csv, more\.csv"):
         inspect(zoo)
@@ -213,7 +219,9 @@ def test_class_folders_and_a_table_are_asked_about(here: Path) -> None:
     labels = table(zoo / "labels.csv", "image_id,dx", "ISIC_{n},{other}")
     with pytest.raises(Question) as asked:
         inspect(zoo)
-    assert [dict(answer.settings) for answer in asked.value.answers] == [{"layout": "classes"}, {"name": str(labels)}]
+    assert [dict(answer.settings) for answer in asked.value.answers] == [{"layout": "classes"}, {"layout": "table"}]
+    output, data = init("zoo", "--table")
+    assert (data.layout, "mel 6, nv 6" in output) == ("table", True)
     assert counted(zoo, Data(layout="classes")) == {"mel": 6, "nv": 6}
     assert inspect(labels).kind == "table"
     labels.write_text("what,how much\nbread,3\n")

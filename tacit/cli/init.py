@@ -32,6 +32,7 @@ def init(
     test: Annotated[list[Path] | None, typer.Option(help="test images that all sites share")] = None,
     sites: Annotated[bool, typer.Option("--sites", help="the folders inside are sites, not classes")] = False,
     classes: Annotated[bool, typer.Option("--classes", help="the folders inside are classes, not sites")] = False,
+    table: Annotated[bool, typer.Option("--table", help="the table in the folder counts, not the folders")] = False,
     merge_spellings: Annotated[bool, typer.Option("--merge-spellings", help="Mel and mel are one class")] = False,
     keep_spellings: Annotated[bool, typer.Option("--keep-spellings", help="Mel and mel are two classes")] = False,
     path_column: Annotated[str, typer.Option(help="of a table: paths, names or ids of images")] = "",
@@ -63,8 +64,9 @@ def init(
         raise TacitError(f"{target} is there already. Nothing was changed. Choose another --out, or add --force.")
     given = {
         "tests": [str(path.resolve()) for path in tests],
-        "layout": _either("--sites", sites, "--classes", classes) or "auto",
-        "spellings": _either("--merge-spellings", merge_spellings, "--keep-spellings", keep_spellings) or "ask",
+        "layout": _one({"sites": sites, "classes": classes, "table": table}) or "auto",
+        "spellings": _one({"merge-spellings": merge_spellings, "keep-spellings": keep_spellings}).split("-")[0]
+        or "ask",
         "path_column": path_column,
         "label_column": label_column,
         "group_column": group_column,
@@ -112,15 +114,16 @@ def _by_name(paths: list[Path], tests: list[Path]) -> tuple[list[Path], list[Pat
     return [path for path in paths if path not in named] or paths, [*tests, *named]
 
 
-def _either(one: str, first: bool, other: str, second: bool) -> str:
-    """The word of the option that was given.
+def _one(options: dict[str, bool]) -> str:
+    """The one of some options that was given; '' where none was.
 
-    >>> _either("--sites", True, "--classes", False), _either("--merge-spellings", False, "--keep-spellings", True)
-    ('sites', 'keep')
+    >>> _one({"sites": True, "classes": False}), _one({"sites": False, "classes": False})
+    ('sites', '')
     """
-    if first and second:
-        raise TacitError(f"{one} and {other} exclude each other: give one of them.")
-    return (one if first else other if second else "").removeprefix("--").removesuffix("-spellings")
+    given = [name for name, value in options.items() if value]
+    if len(given) > 1:
+        raise TacitError(f"--{given[0]} and --{given[1]} exclude each other: give one of them.")
+    return (given or [""])[0]
 
 
 def _one_folder(clients: int, sites: int) -> TacitError:
@@ -141,10 +144,7 @@ def _inspect(paths: list[Path], how: "Data", console: SafeConsole) -> "FolderRep
         except Question as question:
             if not (someone_is_there() and question.answers):
                 raise
-            answer = _ask(question, console)
-            if "name" in answer.settings:
-                paths = [Path(answer.settings["name"])]
-            how = how.model_copy(update={key: value for key, value in answer.settings.items() if key != "name"})
+            how = how.model_copy(update=dict(_ask(question, console).settings))
 
 
 def someone_is_there() -> bool:

@@ -117,8 +117,9 @@ def _where(report: FolderReport, paths: list[Path], name: str) -> list[str]:
         lines = [f"name = {_quoted(name)}", f"sites = [\n{_listed(whole)}]"]
     if report.tests:
         lines.append(f"tests = [  # shared by all sites\n{_listed([str(path.resolve()) for path in report.tests])}]")
-    if len(whole) == 1 and (report.kind == "classes" or (report.kind == "sites" and Path(whole[0]).is_dir())):
-        lines.append(_line("layout", "classes", "what the folders inside are"))
+    if len(whole) == 1 and Path(whole[0]).is_dir():
+        kind = "table" if report.kind == "table" else "classes"
+        lines.append(_line("layout", kind, "by the table in it" if kind == "table" else "what the folders inside are"))
     reasons = {"spellings": "classes spelt in two ways", "siteless": "rows that name no site"}
     lines += [_line(key, value, reasons.get(key, "of the table")) for key, value in report.chosen.items()]
     return lines + ([_line("depth", report.depth, "bits that 16-bit files use")] if report.deep else [])

@@ -80,7 +80,7 @@ class Data(Section):
     name: str = Field("digits", description="a source (`tacit data list`), or the path of your own data")
     sites: tuple[str, ...] = Field((), description="own data, a path for each site; `name` is then for people only")
     tests: tuple[str, ...] = Field((), description="own data: test images that all sites share, by their paths")
-    layout: Literal["auto", "classes", "sites"] = Field(
+    layout: Literal["auto", "classes", "sites", "table"] = Field(
         "auto", description="own data: what the folders inside are (auto: what only one reading allows)"
     )
     spellings: Literal["ask", "merge", "keep"] = Field(

@@ -86,11 +86,11 @@ def _check_says_something(drafts: list[FolderReport], whole: FolderReport) -> No
 def draft_of(path: Path, how: Data, part: str = "train") -> FolderReport:
     """What one party holds at a path, as far as names tell."""
     if path.is_dir():
-        tables = readable_tables(path, how)
         node = scan(path)
-        if len(tables) == 1 and not _has_classes(node):
-            return replace(_draft_table(tables[0], how), path=path)
-        if tables and _has_classes(node) and how.layout == "auto":
+        tables = readable_tables(path, how) if how.layout in ("auto", "table") else []
+        if how.layout == "table" or (tables and not _has_classes(node)):
+            return _draft_by_table(node, tables, how)
+        if tables:
             raise TacitError(
                 f"{path} holds class folders and {safe(tables[0].name)}, which names images in it. Give the table "
                 'itself if it is meant; else move it away, or write layout = "classes" under [data] (`--classes`).'
@@ -107,6 +107,30 @@ def draft_of(path: Path, how: Data, part: str = "train") -> FolderReport:
         f"{path} {missing}. Expected a folder with one folder of images for each class, an .npz, "
         "or a .csv, .tsv or .parquet with the columns path and label."
     )
+
+
+def _draft_by_table(node: Node, tables: list[Path], how: Data) -> FolderReport:
+    """A folder by the one table in it; beside what it names, images in a folder of unlabelled ones."""
+    if len(tables) != 1:
+        names = ", ".join(safe(table.name, 60) for table in tables[:4])
+        raise TacitError(
+            f"{node.path} holds {len(tables) or 'no'} tables that name its images{': ' * bool(names)}{names}. Give the "
+            "one that is meant instead of the folder."
+        )
+    report = _draft_table(tables[0], how)
+    named = {item.path.resolve() for item in report.items}
+    others = [image for place in node.every() for image in place.images if image.resolve() not in named]
+    plain = [image for image in others if any(role(part) == "unlabeled" for part in image.relative_to(node.path).parts)]
+    if plain and len(report.sites) > 1:
+        raise TacitError(
+            f"{tables[0]} names sites, but nobody says whose the {len(plain):,} unlabelled images beside it are, as "
+            f"{safe(plain[0].name, 60)}. Name them in the table, without a label."
+        )
+    report.items += [Item(image, "", "train", site=report.sites[0]) for image in plain]
+    rest = len(others) - len(plain)
+    report.ignored += [f"{rest} images that {tables[0].name} does not name"] if rest else []
+    report.path = node.path
+    return report
 
 
 def _check_one_party(node: Node, path: Path) -> None:

@@ -256,6 +256,8 @@ def choose(path: Path, layout: str, tables: Sequence[Path], known: Sequence[str]
     name its images; `known`: classes that it should show, where a model says so."""
     node = scan(path)
     classes, sites = as_classes(node), as_sites(node)
+    if layout == "table":
+        return Reading("table", [path])
     if layout != "auto":
         wanted = classes if layout == "classes" else sites
         if layout == "sites" and sites.against:
@@ -285,16 +287,9 @@ def _shows(reading: Reading, known: Sequence[str]) -> bool:
 
 
 def _with_tables(path: Path, possible: list[Reading], tables: Sequence[Path]) -> Reading:
-    if len(tables) > 1:
-        raise TacitError(
-            f"{path} holds {len(tables)} tables that name its images: {_few([table.name for table in tables])}. Give "
-            "the one that is meant instead of the folder."
-        )
     if not possible:
-        return Reading("table", [tables[0]])
-    by_table = Answer(
-        "the images and labels that it names", f"instead of the folder, {tables[0]}", {"name": str(tables[0])}
-    )
+        return Reading("table", [path])
+    by_table = Answer(f"the images and labels that {safe(tables[0].name)} names", "--table", {"layout": "table"})
     raise Question(
         f"{path} can be read by its folders, or by {safe(tables[0].name)}, which names images in it:",
         [*(reading.answer for reading in possible), by_table],

@@ -56,6 +56,7 @@ def inspect(path: Path, progress: Progress = silent, how: Data = AUTO, known: Se
         reading = Reading("table", [path])
     else:
         reading = choose(path, how.layout, readable_tables(path, how) if how.layout == "auto" else [], known)
+        how = how.model_copy(update={"layout": "table"}) if reading.kind == "table" else how
     tests = [*reading.tests, *(Path(test) for test in how.tests)]
     if reading.kind == "sites" or tests:
         report = gathered(reading.paths, tests, how)
