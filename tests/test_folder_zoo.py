@@ -323,6 +323,19 @@ def test_a_link_that_leads_back(tmp_path: Path) -> None:
     assert len(inspect(root).items) == 6
 
 
+def test_pipes_are_not_opened(tmp_path: Path) -> None:
+    import os
+
+    root = plant(tmp_path / "zoo", "nv:3 mel:3")
+    for name in ("pipe", "pipe.png"):
+        os.mkfifo(root / "nv" / name)
+    (root / "mel" / "link").symlink_to(root / "nv" / "pipe")
+    (root / "mel" / "gone.png").symlink_to(root / "nowhere.png")
+    report = inspect(root)
+    assert sorted(path.name for path in report.not_images) == ["link", "pipe", "pipe.png"]
+    assert report.unreadable == [(root / "mel" / "gone.png", "no such file")]
+
+
 # what could not be used
 
 

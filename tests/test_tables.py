@@ -62,6 +62,19 @@ def test_separators_and_encodings(here: Path, separator: str, encoding: str) -> 
     assert counted(path) == {"größer mel": 6, "größer nv": 6}
 
 
+def test_a_column_with_windows_letters_in_its_name(here: Path) -> None:
+    path = table(here / "t.csv", "bild;größe;art", "ISIC_{n};{other};{label}", encoding="cp1252")
+    with pytest.raises(Question, match="--label-column 'größe'"):
+        inspect(path)
+    assert counted(path, Data(label_column="größe")) == {"nv": 6, "mel": 6}
+
+
+def test_a_heading_that_is_too_long(here: Path) -> None:
+    (here / "t.csv").write_text("path," + "x" * 200_000 + "\na,b\n")
+    with pytest.raises(TacitError, match="cannot be read as a table"):
+        inspect(here / "t.csv")
+
+
 @pytest.mark.parametrize(
     ("head", "line"),
     [

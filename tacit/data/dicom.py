@@ -22,6 +22,8 @@ GREY = ("MONOCHROME1", "MONOCHROME2")
 def is_dicom(path: Path) -> bool:
     """Whether a file begins like a DICOM: four letters after 128 bytes."""
     try:
+        if not path.is_file():  # a pipe would wait for ever
+            return False
         with open(path, "rb") as file:
             return file.read(132)[128:] == b"DICM"
     except OSError:

@@ -41,7 +41,8 @@ def gathered(paths: list[Path], tests: list[Path], how: Data) -> FolderReport:
         if (kind := role(path.resolve().stem)) in ("train", "test", "val"):
             raise TacitError(
                 f"{path} is given as a site, but its name says that it holds {kind} images. Test images that all sites "
-                "share are given with `--test PATH` (or data.tests); a site of that name must be renamed."
+                "share are given with `--test PATH` (or data.tests), validation images are left aside; a site of that "
+                "name must be renamed."
             )
     top = os.path.commonpath([path.resolve().parent for path in (*paths, *tests)])
     whole = FolderReport(Path(top), kind="sites", paths=list(paths), tests=list(tests))

@@ -119,7 +119,9 @@ class FolderReport:
         if self.has_test and not any(item.part == "train" for item in labeled):
             faults.append("no labelled training image")
         if any(item.part == "test" and not item.label for item in self.items):
-            faults.append("test images without a label: nothing could be measured on them")
+            faults.append(
+                "test images without a label: nothing could be measured on them (a class called `test` must be renamed)"
+            )
         return faults
 
     @property

@@ -69,7 +69,7 @@ def scan(path: Path, depth: int = 0) -> Node:
             continue
         if entry.is_dir(follow_symlinks=depth < FOLLOWED) and depth < DEEPEST:
             folders.append(place)
-        elif (entry.is_file() or entry.is_symlink()) and not entry.is_dir() and is_image(place):
+        elif (entry.is_file() or not place.exists()) and is_image(place):  # a link to nothing is an image that is gone
             images.append(place)
         else:
             others.append(place)

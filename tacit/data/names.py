@@ -64,7 +64,7 @@ def says_nothing(name: str) -> bool:
 
 def is_hidden(name: str) -> bool:
     """What file managers leave behind is nobody's mistake."""
-    return name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini", "__macosx")
+    return name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini", "__macosx", "dicomdir")
 
 
 def spelt_alike(names: Iterable[str]) -> list[list[str]]:

@@ -1,6 +1,7 @@
 """Tables of images (.csv, .tsv, .parquet) as text: any separator and encoding. What the columns mean is in
 `tacit.data.columns`."""
 
+import codecs
 import csv
 from collections.abc import Collection
 from pathlib import Path
@@ -45,8 +46,11 @@ def column_names(path: Path) -> list[str]:
             parquet, _ = _pyarrow()
             return list(parquet.read_schema(path).names)
         encoding = _encoding(path)
-        with open(path, newline="", encoding=encoding, errors="replace") as file:
-            return next(csv.reader(file, delimiter=_separator(path, encoding)), [])
+        try:
+            with open(path, newline="", encoding=encoding, errors="replace") as file:
+                return [name for name in next(csv.reader(file, delimiter=_separator(path, encoding)), []) if name]
+        except csv.Error as error:
+            raise TacitError(f"{path} cannot be read as a table: {error}.") from None
 
 
 def missing_columns(path: Path, columns: list[str], missing: list[str], needed: Collection[str]) -> TacitError:
@@ -80,15 +84,20 @@ def _csv_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _encoding(path: Path) -> str:
-    """UTF-16 where the file begins so (or has a zero in every other byte), else UTF-8, with or without its mark."""
+    """UTF-16 where the file begins so (or has a zero in every other byte); else UTF-8, with or without its mark, unless
+    the beginning tells that it is not."""
     with open(path, "rb") as file:
-        head = file.read(400)
+        head = file.read(1 << 16)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16"
     for start, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
         half = head[start::2]
         if len(half) > 4 and half.count(0) > 0.8 * len(half):
             return encoding
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return "cp1252"
     return "utf-8-sig"
 
 
