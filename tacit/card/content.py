@@ -8,11 +8,10 @@ import numpy as np
 
 from tacit.card.document import Bullets, Code, Document, Figure, Heading, Table, Text
 from tacit.card.plot import calibration_plot
-from tacit.core.formatting import size_text
+from tacit.core.formatting import MAJORITY, size_text
 from tacit.core.settings import Experiment
 from tacit.core.text import markdown
 from tacit.data.split import class_table, party_names
-from tacit.evaluation.headline import MAJORITY
 from tacit.evaluation.metrics import wilson_interval
 from tacit.inference.model import Description
 from tacit.runs.plan import Plan

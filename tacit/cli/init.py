@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tacit.core.console import SafeConsole
+from tacit.core.console import SafeConsole, noted
 from tacit.core.errors import TacitError
 from tacit.core.text import safe, safe_lines
 
@@ -66,6 +66,8 @@ def init(
     proposal = propose(report, paths, target.stem, clients, gpu=torch.cuda.is_available())
     resolve(tomllib.loads(proposal.toml))  # what we propose must be valid
     write_atomically(target, proposal.toml.encode())
+    for remark in proposal.skew.remarks():
+        console.print(noted(remark))
     again = shlex.quote(str(target))
     if proposal.held_out:
         console.print(
