@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tacit.core.console import SafeConsole, noted
 from tacit.core.errors import TacitError, nearest
-from tacit.core.text import safe, safe_lines
+from tacit.core.text import as_word, safe, safe_lines
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="the folder of a finished run, or an exported .safetensors")
@@ -137,7 +137,8 @@ def export(
     check_file(path)
     if path.suffix != ENDINGS[to]:
         raise TacitError(
-            f"--out {path}: a file for {to} ends in {ENDINGS[to]}. Write --out {path.with_suffix(ENDINGS[to])}."
+            f"--out {path}: a file for {to} ends in {ENDINGS[to]}. Write --out "
+            f"{as_word(path.with_suffix(ENDINGS[to]))}."
         )
     model = load_model(run)
     write(model, to, path)

@@ -1,6 +1,5 @@
 """`tacit init`: look at somebody's images, say what is there, and write an experiment that fits."""
 
-import shlex
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from tacit.core.console import SafeConsole, noted
 from tacit.core.errors import TacitError
-from tacit.core.text import safe, safe_lines
+from tacit.core.text import as_word, safe, safe_lines
 
 if TYPE_CHECKING:
     from tacit.data.folder_report import FolderReport
@@ -68,7 +67,7 @@ def init(
     write_atomically(target, proposal.toml.encode())
     for remark in proposal.skew.remarks():
         console.print(noted(remark))
-    again = shlex.quote(str(target))
+    again = as_word(target)
     if proposal.held_out:
         console.print(
             Text.assemble(

@@ -1,6 +1,5 @@
 """A run with its progress on the screen: what `run`, `resume`, `compare` and `demo` have in common."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ import typer
 
 from tacit.cli.options import console
 from tacit.core.console import SafeConsole
+from tacit.core.text import as_word
 
 if TYPE_CHECKING:
     from tacit.runs.progress import Display
@@ -59,7 +59,7 @@ def run_and_show(
         if (folder / "card.html").is_file():
             screen.print(
                 f"The model card: {folder / 'card.html'}. To use the model:\n"
-                f"  tacit predict {shlex.quote(str(folder))} IMAGES -o predictions.csv\n"
-                f"  tacit export {shlex.quote(str(folder))} --to onnx"
+                f"  tacit predict {as_word(folder)} IMAGES -o predictions.csv\n"
+                f"  tacit export {as_word(folder)} --to onnx"
             )
     return finished

@@ -12,7 +12,7 @@ import numpy as np
 from tacit.core.errors import TacitError
 from tacit.core.paths import check_file
 from tacit.core.payload import write_atomically
-from tacit.core.text import as_bytes, csv_text
+from tacit.core.text import as_bytes, as_word, csv_text
 from tacit.data.download import Progress, silent
 from tacit.data.folder_report import Item
 from tacit.inference.images import read
@@ -83,7 +83,7 @@ def check_output(path: Path) -> None:
     check_file(path)
     if path.suffix.lower() not in ENDINGS:
         raise TacitError(
-            f"{path}: predictions are written as {', '.join(ENDINGS)}. Write -o {path.with_suffix('.csv')}."
+            f"{path}: predictions are written as {', '.join(ENDINGS)}. Write -o {as_word(path.with_suffix('.csv'))}."
         )
     if path.suffix.lower() == ".parquet":
         _pyarrow()
