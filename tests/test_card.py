@@ -16,7 +16,8 @@ from tacit.card.plot import calibration_plot
 from tacit.config.resolve import resolve
 from tacit.data.sources import load
 from tacit.engine.run import run_experiment
-from tacit.evaluation.metrics import confusion, expected_calibration_error, reliability, wilson_interval
+from tacit.evaluation.interval import wilson_interval
+from tacit.evaluation.metrics import confusion, expected_calibration_error, reliability
 from tacit.inference.measure import measure
 from tacit.inference.model import load_model
 from tacit.runs.folder import Run

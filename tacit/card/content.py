@@ -12,7 +12,7 @@ from tacit.core.formatting import MAJORITY, size_text
 from tacit.core.settings import Experiment
 from tacit.core.text import markdown
 from tacit.data.split import class_table, party_names
-from tacit.evaluation.metrics import wilson_interval
+from tacit.evaluation.interval import wilson_interval
 from tacit.inference.model import Description
 from tacit.runs.plan import Plan
 

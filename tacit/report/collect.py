@@ -19,7 +19,7 @@ from tacit.core.errors import TacitError
 from tacit.core.settings import read_toml
 from tacit.core.text import as_word
 from tacit.engine.summary import summarize
-from tacit.evaluation.metrics import wilson_interval
+from tacit.evaluation.interval import wilson_interval
 from tacit.report.figures import CELLS, describe, events, read_figures
 from tacit.report.groups import group
 from tacit.report.thumbnails import picture_files, read_pictures, read_split
