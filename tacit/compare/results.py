@@ -13,7 +13,6 @@ import numpy as np
 from tacit.compare.rows import PendingRun, Row, listed, run_folder, short_labels
 from tacit.compare.t_test import Paired, paired_test
 from tacit.config.resolve import resolve
-from tacit.contract.method import Held
 from tacit.core.settings import Experiment, Paper, flatten
 from tacit.data.federation import load_dataset
 from tacit.data.sources import is_own
@@ -21,7 +20,7 @@ from tacit.data.split import Split, load_split
 from tacit.data.split import title as split_title
 from tacit.evaluation.headline import leads
 from tacit.runs.folder import Run
-from tacit.runs.plan import prepare, stages_of
+from tacit.runs.plan import prepare, stages_of, typical_client
 
 
 def gap_closed(method: float | None, lower: float | None, upper: float | None) -> float | None:
@@ -61,12 +60,7 @@ def bounds_of(experiment: Experiment, as_many: bool = False) -> tuple[Experiment
 
 def label_passes_a_round(experiment: Experiment) -> int:
     """Passes of a client over its labels in a round, the mean over all stages, from what clients really hold."""
-    parts = prepare(experiment).split.clients
-    both = [part for part in parts if len(part.labeled)] or list(parts)
-    labeled, unlabeled = (
-        round(sum(len(getattr(part, name)) for part in both) / len(both)) for name in ("labeled", "unlabeled")
-    )
-    held = Held(labeled, unlabeled, experiment.train.batch)
+    held = typical_client(prepare(experiment).split, experiment.train.batch)
     stages = stages_of(experiment)
     passes = [(stage.rounds, stage.method.estimated_passes(experiment.train.epochs, held)) for stage in stages]
     known = [(rounds, found[0]) for rounds, found in passes if found is not None]

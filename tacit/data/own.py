@@ -20,6 +20,7 @@ from tacit.data.arrays import Arrays, check_arrays, hold_out, joined_groups, num
 from tacit.data.dataset import Dataset
 from tacit.data.download import Progress, silent
 from tacit.data.folder_report import FolderReport, Item
+from tacit.data.glance import blank, glance_at, glancing
 from tacit.data.images import ENDINGS, check_size, fingerprint, is_grey, open_image, pixels, why_unreadable
 from tacit.data.readers import read_npz
 
@@ -203,6 +204,9 @@ def _images_in(folder: Path, report: FolderReport) -> Iterator[Path]:
 
 
 def _look_at(items: list[Item], report: FolderReport, progress: Progress) -> None:
+    if glancing():
+        glance_at(items, report, picture)
+        return
     for number, item in enumerate(items, start=1):
         try:
             image = picture(item)
@@ -316,8 +320,9 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
     """Read the images that the report found good."""
     items, classes, grey = report.usable, report.classes, report.colour == 0
     check_images(len(items), 1 if grey else 3, size)
-    images = np.empty((len(items), 1 if grey else 3, size, size), np.uint8)
-    for number, item in enumerate(items):
+    side = 1 if glancing() else size
+    images = np.zeros((len(items), 1 if grey else 3, side, side), np.uint8)
+    for number, item in enumerate(() if glancing() else items):
         images[number] = pixels(picture(item), size, grey)
         progress("reading the images", number + 1, len(items))
     labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
@@ -340,8 +345,9 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
     sites = tuple(site for site in report.sites if site != SERVER)
     numbers = {site: number for number, site in enumerate(sites)} | {SERVER: -1}
     train = [item for item, tested in zip(items, test, strict=True) if not tested]
+    dataset = to_dataset(arrays, name, mirror=True)
     return replace(
-        to_dataset(arrays, name, mirror=True),
+        blank(dataset, dataset.channels, size) if glancing() else dataset,
         sites=sites,
         train_sites=np.array([numbers[item.site] for item in train], np.int64),
         train_files=tuple(str(item.path) for item in train),
