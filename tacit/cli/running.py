@@ -26,9 +26,10 @@ def run_and_show(
 ) -> Any:
     """Run with progress; Ctrl-C says how to go on and exits with 130."""
     from tacit.cli.data import load_shown
+    from tacit.compare.recalls import mean_recall
     from tacit.engine.checks import check_run
     from tacit.engine.run import run_experiment
-    from tacit.evaluation.headline import headline
+    from tacit.evaluation.headline import headline, leads
     from tacit.runs.progress import print_json, watcher_for
     from tacit.runs.trackers import Together, trackers
 
@@ -55,6 +56,8 @@ def run_and_show(
     elif view == "auto" and not label:
         if summary["accuracy"] is not None:
             screen.print(f"{summary['method']}: {headline(summary, 2)} ({summary['reporting']})")
+            if leads(summary) == "balanced_accuracy" and (recalls := mean_recall([finished.folder])):
+                screen.print(f"Recall by class (95 % intervals): {recalls}")
         screen.print(f"Written to {folder}")
         if (folder / "card.html").is_file():
             screen.print(

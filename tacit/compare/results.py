@@ -442,6 +442,8 @@ def verdict(line: Result, lower: Result) -> str:
     text = f"{line.label} against the labels alone: {points:+.1f} points of {of}"
     if test.half_width is None:
         return f"{text} with one seed, which is no answer: run it with --seeds 3 or more."
+    if not test.half_width:  # few test images have few possible figures
+        return f"{text} in each of {len(seeds)} seeds, which is no answer: test on more images, or run more seeds."
     width = 100 * test.half_width
     text += f" (95 % interval {points - width:+.1f} to {points + width:+.1f}, {len(seeds)} seeds)"
     if points - width > 0:
