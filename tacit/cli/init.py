@@ -32,11 +32,13 @@ def init(
     import torch
 
     from tacit.cli.data import fetch_bar
+    from tacit.cli.preview import rounds_text
     from tacit.config.propose import propose
     from tacit.config.resolve import resolve
     from tacit.core.paths import check_file, user_path
     from tacit.core.payload import write_atomically
     from tacit.data.own import inspect, inspect_sites
+    from tacit.runs.plan import stages_of
 
     console = SafeConsole()
     paths = [user_path(str(path)) for path in data]
@@ -63,7 +65,7 @@ def init(
     if report.hopeless:
         raise TacitError("This cannot be used as it is: fix what is marked ✗ first. Nothing was written.")
     proposal = propose(report, paths, target.stem, clients, gpu=torch.cuda.is_available())
-    resolve(tomllib.loads(proposal.toml))  # what we propose must be valid
+    experiment = resolve(tomllib.loads(proposal.toml))  # what we propose must be valid
     write_atomically(target, proposal.toml.encode())
     for remark in proposal.skew.remarks():
         console.print(noted(remark))
@@ -79,8 +81,9 @@ def init(
     console.print(
         Text.assemble(
             (f"\nWritten: {safe_lines(target)}", "bold"),
-            f" (method {proposal.method}, placement {proposal.placement}, {proposal.rounds} rounds; the reasons are in "
-            f"the file). Next:\n  tacit run {again} --dry-run   # who holds what, and how long it takes\n"
+            f" (method {proposal.method}, placement {proposal.placement}, {rounds_text(stages_of(experiment))}; the "
+            f"reasons are in the file). Next:\n"
+            f"  tacit run {again} --dry-run   # who holds what, and how long it takes\n"
             f"  tacit run {again}",
         )
     )
