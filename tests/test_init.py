@@ -106,6 +106,31 @@ def test_every_fault_is_told_in_one_screen_and_nothing_is_lost(clinics: Path) ->
     assert sorted(path for path in clinics.rglob("*") if path.is_file()) == sorted(files)  # nothing was touched
 
 
+def test_a_skewed_set_is_told_of_and_weighed_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for label, count in ((0, 40), (1, 15), (2, 6)):
+        for index in np.flatnonzero(DIGITS.train_labels == label)[:count]:
+            save(DIGITS.train_images[index], tmp_path / "my photos" / "nbm"[label] / f"{index}.png")
+    output = init("my photos")
+    assert "n has 65 % of the labels: a model that always names it would be right that often" in output
+    assert "Fewer than 10 labels to learn from: m (5)." in output  # one of the six is held out
+    assert "tacit run 'my photos.toml' --dry-run" in output
+    text = Path("my photos.toml").read_text()
+    assert "`tacit run 'my photos.toml' --dry-run`" in text
+    assert 'class_weights = "balanced"       # m has 5 labels, n 32: rare classes count more' in text
+    assert written(Path("my photos.toml")).train.class_weights == "balanced"
+    (told,) = [line for line in prepare(written(Path("my photos.toml"))).warnings if "Fewer than" in line]
+    assert "Fewer than 10 labels in all for 'm'" in told  # by the run, too
+
+
+def test_a_balanced_set_is_left_alone_and_its_file_runs_another_method(clinics: Path) -> None:
+    output = init(clinics)
+    assert "Balanced accuracy" not in output
+    assert "class_weights" not in Path("clinics.toml").read_text()
+    Path("clinics.toml").write_text(Path("clinics.toml").read_text().replace('"fixmatch"', '"fedavg"'))
+    assert written(Path("clinics.toml")).method["name"] == "fedavg"  # fixmatch's own options wait
+
+
 def test_twins_are_never_in_training_and_test(clinics: Path) -> None:
     """Every labelled image twice, and once more without its label elsewhere: whatever is held out, its twins are not
     trained on."""

@@ -8,16 +8,17 @@ import numpy as np
 
 from tacit.card.document import Bullets, Code, Document, Figure, Heading, Table, Text
 from tacit.card.plot import calibration_plot
-from tacit.core.formatting import size_text
+from tacit.card.verdict import class_rows, conclusions
+from tacit.core.formatting import MAJORITY, size_text
 from tacit.core.settings import Experiment
 from tacit.core.text import markdown
 from tacit.data.split import class_table, party_names
-from tacit.evaluation.headline import MAJORITY
-from tacit.evaluation.metrics import wilson_interval
+from tacit.evaluation.interval import interval_text
 from tacit.inference.model import Description
 from tacit.runs.plan import Plan
 
 MOST_PARTIES = 30  # more are summed up
+MOST_CLASSES = 50  # of which pseudo-labels are told one by one
 FEW_TEST_IMAGES, FEW_LABELS = 200, 10  # below this a card warns
 HOLDERS = {
     "server": "labels at the server, clients hold images without labels",
@@ -40,7 +41,7 @@ def card(
     _calibration(page, figures, description)
     _parties(page, plan, records)
     _method(page, plan)
-    _pseudo_labels(page, plan, records)
+    _pseudo_labels(page, plan, records, figures)
     _travel(page, plan, records)
     _limits(page, plan, figures, description)
     _again(page, plan, summary)
@@ -107,14 +108,13 @@ def _result(
     rows = []
     for number, name in enumerate(description.classes):
         hits, own, predicted = int(confusion[number, number]), int(images[number]), int(confusion[:, number].sum())
-        bounds = " to ".join(f"{100 * bound:.0f}" for bound in wilson_interval(hits, own))
         rows.append(
             (
                 markdown(name),
                 f"{labeled[:, number].sum():,}",
                 f"{own:,}",
                 per_cent(hits / own) if own else "–",
-                f"{bounds} %" if own else "–",
+                interval_text(hits, own),
                 per_cent(hits / predicted) if predicted else "–",
             )
         )
@@ -203,7 +203,9 @@ def _method(page: Document, plan: Plan) -> None:
     )
 
 
-def _pseudo_labels(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) -> None:
+def _pseudo_labels(
+    page: Document, plan: Plan, records: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]
+) -> None:
     page.add(Heading("How pseudo-labels fared"))
     audited = [record for record in records if record.get("accepted_ratio") is not None]
     if not audited:
@@ -221,12 +223,24 @@ def _pseudo_labels(page: Document, plan: Plan, records: Sequence[Mapping[str, An
     page.add(Table(("round", "accepted", "right, of those accepted"), rows))
     if all(_right(record) is None for record in audited):
         page.add(Text("How many were right nobody can know: the images have no labels anywhere."))
-    kept = audited[-1].get("accepted_by_class")
-    if kept and sum(kept):
-        shares = [
-            f"{markdown(name)} {per_cent(n / sum(kept), 0)}" for name, n in zip(plan.dataset.classes, kept, strict=True)
-        ]
-        page.add(Text(f"Kept in the last round, by class: {', '.join(shares)}."))
+    last = audited[-1]
+    classes = plan.dataset.classes
+    if not sum(last.get("accepted_by_class") or ()):
+        return
+    labeled, _ = class_table(plan.split, np.asarray(plan.dataset.train_labels), len(classes))
+    labels = [int(count) for count in labeled.sum(axis=0)]
+    if len(classes) <= MOST_CLASSES:
+        page.add(Table(*class_rows(classes, labels, last)))
+    page.add(*map(Text, conclusions(classes, labels, last, np.array(figures["confusion"]), _remedies(plan))))
+
+
+def _remedies(plan: Plan) -> list[str]:
+    """Settings that help rare classes, of those that this run did not use."""
+    train, method = plan.experiment.train, plan.experiment.method
+    ways = [] if train.class_weights == "balanced" else ['`train.class_weights = "balanced"`']
+    if isinstance(threshold := method.get("threshold"), float) and threshold < 1:
+        ways.append(f"a higher `method.threshold` than {threshold:g}")
+    return ways
 
 
 def _right(record: Mapping[str, Any]) -> float | None:

@@ -43,22 +43,26 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="go on if a run is there, else start")] = False,
     from_round: FromRound = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be done, and do nothing")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="with --dry-run: every setting")] = False,
     quiet: Quiet = False,
     json: Json = False,
     track: Track = None,
 ) -> None:
     """Run an experiment."""
-    from tacit.config.resolve import resolve
+    from tacit.config.resolve import as_given, resolve
     from tacit.runs.folder import default_out
     from tacit.runs.writer import roll_back
 
     view = view_of(quiet, json)
-    experiment = resolve(*layers(recipe, set_))
+    given = layers(recipe, set_)
+    experiment = resolve(*given)
     if dry_run:
         from tacit.cli.preview import preview
 
-        preview(experiment, console())
+        preview(experiment, console(), as_given(given), everything)
         return
+    if everything:
+        raise TacitError("--all shows every setting of a --dry-run: add --dry-run, or leave it out.")
     name = recipe or Path(experiment.method["name"]).stem
     folder = out or default_out(name, experiment.seed)
     if from_round is not None:

@@ -139,11 +139,13 @@ def show(
 ) -> None:
     """The table on the screen, and in a file if one is wanted."""
     from tacit.compare import tables
+    from tacit.compare.recalls import few_tests, recall_notes
     from tacit.compare.results import results, unsettled, verdicts
     from tacit.core.payload import write_atomically
 
     blocks = results(rows, seen)
-    sheet = tables.sheet(blocks, notes=[*verdicts(blocks), *unsettled(blocks), *remarks])
+    found = [*verdicts(blocks), *unsettled(blocks), *few_tests(rows), *recall_notes(rows)]
+    sheet = tables.sheet(blocks, notes=[*found, *remarks])
     if form != "console":
         if form in ("csv", "json"):
             figures = tables.records(blocks, [*unsettled(blocks), *remarks])

@@ -1,6 +1,5 @@
 """`tacit init`: look at somebody's images, say what is there, and write an experiment that fits."""
 
-import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -12,9 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tacit.core.console import SafeConsole
+from tacit.core.console import SafeConsole, noted
 from tacit.core.errors import Answer, Question, TacitError
-from tacit.core.text import as_bytes, csv_text, safe, safe_lines
+from tacit.core.text import as_bytes, as_word, csv_text, safe, safe_lines
 
 if TYPE_CHECKING:
     from tacit.core.settings import Data
@@ -49,10 +48,12 @@ def init(
     """
     import torch
 
+    from tacit.cli.preview import rounds_text
     from tacit.config.propose import propose
     from tacit.config.resolve import resolve
     from tacit.core.paths import check_file, user_path
     from tacit.core.payload import write_atomically
+    from tacit.runs.plan import stages_of
 
     console = SafeConsole()
     paths, tests = _by_name([user_path(str(path)) for path in data], [user_path(str(path)) for path in test or ()])
@@ -82,10 +83,12 @@ def init(
     if report.hopeless:
         raise TacitError("This cannot be used as it is: fix what is marked ✗ first. Nothing was written.")
     proposal = propose(report, paths, target.stem, clients, gpu=torch.cuda.is_available())
-    resolve(tomllib.loads(proposal.toml))  # what we propose must be valid
+    experiment = resolve(tomllib.loads(proposal.toml))  # what we propose must be valid
     _list_unusable(report, target, console)
     write_atomically(target, proposal.toml.encode())
-    again = shlex.quote(str(target))
+    for remark in proposal.skew.remarks():
+        console.print(noted(remark))
+    again = as_word(target)
     if proposal.held_out:
         console.print(
             Text.assemble(
@@ -97,8 +100,9 @@ def init(
     console.print(
         Text.assemble(
             (f"\nWritten: {safe_lines(target)}", "bold"),
-            f" (method {proposal.method}, placement {proposal.placement}, {proposal.rounds} rounds; the reasons are in "
-            f"the file). Next:\n  tacit run {again} --dry-run   # who holds what, and how long it takes\n"
+            f" (method {proposal.method}, placement {proposal.placement}, {rounds_text(stages_of(experiment))}; the "
+            f"reasons are in the file). Next:\n"
+            f"  tacit run {again} --dry-run   # who holds what, and how long it takes\n"
             f"  tacit run {again}",
         )
     )

@@ -14,7 +14,6 @@ from tacit.compare.convergence import RULE, Convergence, of_runs, sentence
 from tacit.compare.rows import PendingRun, Row, listed, run_folder, short_labels
 from tacit.compare.t_test import Paired, paired_test
 from tacit.config.resolve import resolve
-from tacit.contract.method import Held
 from tacit.core.settings import Experiment, Paper, flatten
 from tacit.data.federation import load_dataset
 from tacit.data.sources import is_own
@@ -22,7 +21,7 @@ from tacit.data.split import Split, load_split
 from tacit.data.split import title as split_title
 from tacit.evaluation.headline import leads
 from tacit.runs.folder import Run
-from tacit.runs.plan import prepare, stages_of
+from tacit.runs.plan import prepare, stages_of, typical_client
 
 
 def gap_closed(method: float | None, lower: float | None, upper: float | None) -> float | None:
@@ -62,12 +61,7 @@ def bounds_of(experiment: Experiment, as_many: bool = False) -> tuple[Experiment
 
 def label_passes_a_round(experiment: Experiment) -> int:
     """Passes of a client over its labels in a round, the mean over all stages, from what clients really hold."""
-    parts = prepare(experiment).split.clients
-    both = [part for part in parts if len(part.labeled)] or list(parts)
-    labeled, unlabeled = (
-        round(sum(len(getattr(part, name)) for part in both) / len(both)) for name in ("labeled", "unlabeled")
-    )
-    held = Held(labeled, unlabeled, experiment.train.batch)
+    held = typical_client(prepare(experiment).split, experiment.train.batch)
     stages = stages_of(experiment)
     passes = [(stage.rounds, stage.method.estimated_passes(experiment.train.epochs, held)) for stage in stages]
     known = [(rounds, found[0]) for rounds, found in passes if found is not None]
@@ -487,6 +481,8 @@ def verdict(line: Result, lower: Result) -> str:
     text = f"{line.label} against the labels alone: {points:+.1f} points of {of}"
     if test.half_width is None:
         return f"{text} with one seed, which is no answer: run it with --seeds 3 or more."
+    if not test.half_width:  # few test images have few possible figures
+        return f"{text} in each of {len(seeds)} seeds, which is no answer: test on more images, or run more seeds."
     width = 100 * test.half_width
     text += f" (95 % interval {points - width:+.1f} to {points + width:+.1f}, {len(seeds)} seeds)"
     if points - width > 0:

@@ -1,11 +1,13 @@
 """From a look at somebody's images to an experiment that fits them, as TOML with a reason beside each choice."""
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
 
+from tacit.config.skew import Skew, skew_of
 from tacit.core.text import safe
 from tacit.data.drafts import SERVER
 from tacit.data.folder_report import FolderReport, Item
@@ -38,6 +40,7 @@ class Proposal:
     rounds: int
     test_images: int
     held_out: bool
+    skew: Skew
 
 
 def parties(report: FolderReport) -> list[PartyCounts]:
@@ -62,6 +65,7 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
     rounds = min(max(PASSES // max(labeled + unlabeled, 1), LEAST_ROUNDS), MOST_ROUNDS)
     given = [f'"{safe(party.name, 60)}" {party.labeled:,}' for party in held if party.labeled]
     held_out = not report.has_test
+    skew = skew_of(report.counts("train"), report.counts("test"), report.classes)
     test_images = labeled // HELD_OUT_SHARE if held_out else sum(item.part == "test" for item in report.usable)
     if clients:
         partition, who = ("iid", f"the images are dealt to {clients} pretended clients")
@@ -71,7 +75,7 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
     title = f"{name}: {len(report.classes)} classes, {labeled:,} labels, {unlabeled:,} images without"
     sections = [
         [
-            f"# Written by `tacit init`. Change what you like; `tacit run {safe(name)}.toml --dry-run` shows it.",
+            f"# Written by `tacit init`. Change what you like; `tacit run {_file(name)} --dry-run` shows it.",
             f"title = {_quoted(title)}",
             "seed = 0",
             _line("rounds", rounds, f"about {PASSES:,} images are trained on in all; more rounds, more time"),
@@ -97,15 +101,23 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
             ),
             _line("norm", norm, "group norm: works when sites differ"),
         ],
-        ["[train]", _line("lr", 0.03, "learning rate"), _line("batch", 32, "images a step"), *_epochs(clients)],
+        [
+            "[train]",
+            _line("lr", 0.03, "learning rate"),
+            _line("batch", 32, "images a step"),
+            *_epochs(clients),
+            _line("class_weights", "balanced", skew.why_weigh) if skew.weigh else "",
+        ],
         [
             "[method]",
-            _line("name", method, "confident predictions become labels" if unlabeled else "every image has a label"),
-            *(_fixmatch(labeled, sum(p.labeled > 0 for p in held)) if unlabeled else ()),
+            _line("name", method, "confident predictions become labels; fedavg: the labels alone")
+            if unlabeled
+            else _line("name", method, "every image has a label"),
         ],
+        _fixmatch(labeled, sum(p.labeled > 0 for p in held)) if unlabeled else [],
     ]
-    text = "\n\n".join("\n".join(line for line in section if line) for section in sections) + "\n"
-    return Proposal(text, placement, method, rounds, test_images, held_out)
+    text = "\n\n".join("\n".join(line for line in section if line) for section in sections if section) + "\n"
+    return Proposal(text, placement, method, rounds, test_images, held_out, skew)
 
 
 def _where(report: FolderReport, paths: list[Path], name: str) -> list[str]:
@@ -136,6 +148,7 @@ def _epochs(clients: int) -> list[str]:
 def _fixmatch(labeled: int, holders: int) -> list[str]:
     epochs = min(max(WARM_UP * max(holders, 1) // max(labeled, 1), 1), 20)
     return [
+        "[method.fixmatch]                # counts while fixmatch is the method, and waits otherwise",
         _line("threshold", 0.9, "how sure a prediction must be to be learned"),
         _line("warmup", 5, "rounds on the labels alone before that,"),
         _line("warmup_epochs", epochs, "with so many passes over them in each"),
@@ -149,6 +162,15 @@ def _line(key: str, value: object, why: str) -> str:
     """
     shown = _quoted(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     return f"{f'{key} = {shown}':<32} # {why}"
+
+
+def _file(name: str) -> str:
+    """The file's name as a word of a command.
+
+    >>> _file("photos"), _file("my photos")
+    ('photos.toml', "'my photos.toml'")
+    """
+    return shlex.quote(f"{safe(name)}.toml")
 
 
 def _quoted(text: str) -> str:

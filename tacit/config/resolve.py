@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from tacit.config.method_tables import chosen_tables, options_of, unknown_option
 from tacit.contract.method import Method
 from tacit.core.errors import TacitError, nearest
 from tacit.core.paths import invalid_text, user_path
@@ -54,10 +55,13 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
 
 def as_given(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What the layers say together, with dotted keys, short forms written out, and paths that hold anywhere."""
+    flat = [flatten(layer) for layer in layers]
     given: dict[str, Any] = {}
-    for layer in layers:
-        given.update(flatten(layer))
+    for layer in flat:
+        given.update(layer)
     check_texts(given)
+    name = given.get("method", given.get("method.name", "fedavg"))
+    given = chosen_tables(flat, name if isinstance(name, str) else "")
     for section in ("method", "data", "net", "server", "backend"):  # `net = "resnet18"` is short for `net.name`
         if isinstance(given.get(section), str):
             given[f"{section}.name"] = given.pop(section)
@@ -139,15 +143,10 @@ def is_path(name: str) -> bool:
 
 def validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:
     """All options of a method, checked: those that are given and the defaults of the others."""
-    import dataclasses
-
-    known = [f.name for f in dataclasses.fields(method)]
+    known = options_of(method)
     for key in options:
         if key not in known:
-            raise TacitError(
-                f"{method.__name__} has no option 'method.{key}'.{nearest(key, known)} It has: "
-                f"{', '.join(known) or 'none'}."
-            )
+            raise unknown_option(method, key)
     hints = typing.get_type_hints(method)
     for key, value in options.items():
         if why := not_a_number(hints[key], value):

@@ -18,6 +18,7 @@ from tacit.core.machine import pick_device
 from tacit.core.memory_bounds import check_images
 from tacit.core.settings import Data, Experiment
 from tacit.data.dataset import Dataset
+from tacit.data.glance import blank, glancing
 from tacit.data.own import load_sites
 from tacit.data.sources import load
 from tacit.data.split import Split
@@ -80,6 +81,8 @@ def load_dataset(settings: Data, fetch: bool = True) -> Dataset:
 
 def adapt(dataset: Dataset, size: int, rgb: bool) -> Dataset:
     """The data set resized to `size` pixels (0: as it is) and, if asked, with three channels."""
+    if glancing():
+        return blank(dataset, 3 if rgb else dataset.channels, size or dataset.size)
     if rgb and dataset.channels == 1:
         dataset = dataclasses.replace(
             dataset,

@@ -21,6 +21,7 @@ from tacit.data.dataset import Dataset
 from tacit.data.download import Progress, silent
 from tacit.data.drafts import SERVER, draft_of, gathered, readable_tables
 from tacit.data.folder_report import FolderReport, Item
+from tacit.data.glance import blank, glance_at, glancing
 from tacit.data.images import (
     check_size,
     eight_bits,
@@ -108,9 +109,13 @@ def _load_report(report: FolderReport, name: str, how: Data, progress: Progress)
 
 
 def _looked_at(report: FolderReport, how: Data, progress: Progress) -> FolderReport:
-    """The same report after every image was decoded once."""
+    """The same report after every image was decoded once, or after a glance."""
     _settle_spellings(report, how)
     waiting, report.items = report.items, []
+    if glancing():
+        glance_at(waiting, report, picture)
+        report.depth = how.depth or 16
+        return report
     for number, item in enumerate(waiting, start=1):
         try:
             image = _deep_picture(item)
@@ -179,8 +184,9 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
     """Read the images that the report found good."""
     items, classes, grey = report.usable, report.classes, report.colour == 0
     check_images(len(items), 1 if grey else 3, size)
-    images = np.empty((len(items), 1 if grey else 3, size, size), np.uint8)
-    for number, item in enumerate(items):
+    side = 1 if glancing() else size
+    images = np.zeros((len(items), 1 if grey else 3, side, side), np.uint8)
+    for number, item in enumerate(() if glancing() else items):
         images[number] = pixels(picture(item, report.depth), size, grey)
         progress("reading the images", number + 1, len(items))
     labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
@@ -203,8 +209,9 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
     sites = tuple(site for site in report.sites if site != SERVER)
     numbers = {site: number for number, site in enumerate(sites)} | {SERVER: -1}
     train = [item for item, tested in zip(items, test, strict=True) if not tested]
+    dataset = to_dataset(arrays, name, mirror=True)
     return replace(
-        to_dataset(arrays, name, mirror=True),
+        blank(dataset, dataset.channels, size) if glancing() else dataset,
         sites=sites,
         train_sites=np.array([numbers[item.site] for item in train], np.int64),
         train_files=tuple(str(item.path) for item in train),

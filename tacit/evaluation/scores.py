@@ -10,6 +10,7 @@ from torch import Tensor
 from tacit.contract.parties import Labelling
 from tacit.evaluation import metrics
 
+MOST_CLASSES = 20  # of a confusion of pseudo-labels that is recorded each round
 PREDICT_BATCH = 256  # test images are predicted in fixed batches, so that BN policy `batch` gives one answer
 
 
@@ -65,11 +66,14 @@ def audit(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list[f
 
     >>> labelling = Labelling([torch.tensor([0, 1, 2])], [torch.tensor([1, 1, 0])], [torch.tensor([True, True, False])])
     >>> audit(labelling, torch.tensor([1, 0, 0]), 2)
-    {'seen': [1.0, 2.0], 'accepted': [0.0, 2.0], 'right': [0.0, 1.0], 'known': [0.0, 2.0]}
+    {'seen': [1.0, 2.0], 'accepted': [0.0, 2.0], 'right': [0.0, 1.0], 'known': [0.0, 2.0],
+    'mixed': [0.0, 1.0, 0.0, 1.0]}
     >>> sorted(audit(Labelling(named={"local": labelling}), torch.tensor([1, 0, 0]), 2))
     ['local:accepted', 'local:known', 'local:right', 'local:seen']
     """
     counts = {**_counts(labelling, truth, classes), **_by_epoch(labelling, truth)}
+    if counts and classes <= MOST_CLASSES:
+        counts["mixed"] = _mixed(labelling, truth, classes)
     for name, named in labelling.named.items():
         counts |= {f"{name}:{what}": count for what, count in _counts(named, truth, classes).items()}
     return counts or None
@@ -134,6 +138,15 @@ def epoch_accuracies(audits: Sequence[Mapping[str, Sequence[float]]]) -> list[fl
     return [right / known if known else None for right, known in pairs]
 
 
+def _mixed(labelling: Labelling, truth: Tensor, classes: int) -> list[float]:
+    """Accepted labels by true class, then by the class that was given, in a row: counts [K · K]."""
+    index, label, accepted = (torch.cat(part) for part in (labelling.index, labelling.label, labelling.accepted))
+    true = truth[index]
+    which = accepted & (true >= 0)
+    counts: list[float] = torch.bincount(true[which] * classes + label[which], minlength=classes**2).double().tolist()
+    return counts
+
+
 def accuracies(counts: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The share of right labels, of those that were learned and of those that were told under a name.
 
@@ -175,4 +188,7 @@ def sum_up(audits: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
                 float(k / n) if n > 0 else None for k, n in zip(total["accepted"], total["seen"], strict=True)
             ],
         }
+        mixed = total.get("mixed")
+        if mixed is not None and mixed.sum() > 0:
+            result["pseudo_confusion"] = mixed.reshape(len(right), -1).long().tolist()
     return {**result, **accuracies({key: count.tolist() for key, count in total.items()})}

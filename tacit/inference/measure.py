@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from tacit.evaluation import metrics
+from tacit.evaluation.interval import wilson_interval
 from tacit.inference.calibrate import at_temperature, fit_temperature
 from tacit.inference.model import Description
 
@@ -32,7 +33,7 @@ def measure(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     return {
         "images": len(labels),
         "accuracy": right / len(labels) if len(labels) else None,
-        "interval": list(metrics.wilson_interval(right, len(labels))),
+        "interval": list(wilson_interval(right, len(labels))),
         "confusion": metrics.confusion(probs, labels).tolist(),
         "reliability": [list(row) for row in metrics.reliability(probs, labels)],
         "ece": metrics.expected_calibration_error(probs, labels) if len(labels) else None,

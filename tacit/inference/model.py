@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tacit import nets
 from tacit.core.errors import TacitError
 from tacit.core.payload import Weights, difference, write_atomically
-from tacit.core.text import safe
+from tacit.core.text import as_word, safe
 from tacit.data.arrays import check_class_names
 from tacit.data.images import RULE
 from tacit.runs.folder import Run
@@ -190,7 +190,8 @@ def load_model(place: Path) -> Model:
             "runs; they lie in runs/ unless --out said otherwise."
         )
     if not weights.is_file():
-        raise TacitError(f"The run in {place} is not finished, so it has no model yet. Go on: tacit resume {place}")
+        again = f"tacit resume {as_word(place)}"
+        raise TacitError(f"The run in {place} is not finished, so it has no model yet. Go on: {again}")
     return _model(read_description(place) or _described_again(place), weights, place)
 
 
