@@ -37,6 +37,7 @@ def init(
     from tacit.config.resolve import resolve
     from tacit.core.paths import check_file, user_path
     from tacit.core.payload import write_atomically
+    from tacit.data.groups import WITHOUT_GROUPS
     from tacit.data.own import inspect, inspect_sites
 
     console = SafeConsole()
@@ -75,6 +76,9 @@ def init(
                 "figures will rest on them.",
             )
         )
+    if not report.groups.identities:
+        first, _, rest = WITHOUT_GROUPS.partition(":")
+        console.print(Text.assemble((first, "yellow"), f":{rest}"))
     console.print(
         Text.assemble(
             (f"\nWritten: {safe_lines(target)}", "bold"),
@@ -118,6 +122,7 @@ def show(report: "FolderReport", console: SafeConsole) -> None:
     """All that was found, in one screen."""
     from tacit.config.propose import parties
     from tacit.data.folder_report import NO_TEST_SET
+    from tacit.data.groups import NO_GROUPS
 
     held = parties(report)
     console.print(
@@ -138,7 +143,7 @@ def show(report: "FolderReport", console: SafeConsole) -> None:
     for fault in (*report.hopeless, *report.bad):
         console.print(Text.assemble("  ", ("✗", "red"), f" {safe_lines(fault)}"))
     for remark in (*report.remarks(report.size), *report.quarrels):
-        if remark == NO_TEST_SET:  # said below, with how many
+        if remark in (NO_TEST_SET, NO_GROUPS):  # said below, in full
             continue
         console.print(f"  · {remark}")
 

@@ -62,12 +62,12 @@ class Federation:
 
 def load_dataset(settings: Data, fetch: bool = True) -> Dataset:
     """The data of an experiment, at the size and with the channels it asks for."""
-    skip, size = settings.skip_unreadable, settings.image_size
+    skip, size, guess = settings.skip_unreadable, settings.image_size, settings.groups == "found"
     if settings.sites:
         paths = [Path(site) for site in settings.sites]
-        dataset = load_sites(paths, settings.name, skip_unreadable=skip, image_size=size)
+        dataset = load_sites(paths, settings.name, skip_unreadable=skip, image_size=size, guess_groups=guess)
     else:
-        dataset = load(settings.name, fetch=fetch, skip_unreadable=skip, image_size=size)
+        dataset = load(settings.name, fetch=fetch, skip_unreadable=skip, image_size=size, guess_groups=guess)
     return adapt(dataset, settings.image_size, settings.rgb)
 
 

@@ -13,17 +13,17 @@ from PIL import Image
 
 from tacit.core.errors import TacitError
 from tacit.core.memory_bounds import check_images
-from tacit.core.seeds import numpy_generator
 from tacit.core.text import from_csv_cell, safe
 from tacit.data.archives import most_bytes, naming
-from tacit.data.arrays import Arrays, check_arrays, hold_out, joined_groups, number_groups, to_dataset
+from tacit.data.arrays import Arrays, check_arrays, number_groups, to_dataset
 from tacit.data.dataset import Dataset
 from tacit.data.download import Progress, silent
 from tacit.data.folder_report import FolderReport, Item
+from tacit.data.groups import Parts, check_given, held_out
 from tacit.data.images import ENDINGS, check_size, fingerprint, is_grey, open_image, pixels, why_unreadable
+from tacit.data.near_duplicates import glance
 from tacit.data.readers import read_npz
 
-HELD_OUT = 0.2
 UNLABELED = "unlabeled"
 COLUMNS = ("path", "label", "split", "group", "site")  # of a table; others are not read
 MOST_ROWS = 5_000_000
@@ -31,16 +31,31 @@ LONGEST_CELL = 131_072  # characters, as in CSV files
 SERVER = "server"  # a site of this name is the server
 
 
-def load_own(path: Path, *, skip_unreadable: bool = False, image_size: int = 0, progress: Progress = silent) -> Dataset:
+def load_own(
+    path: Path,
+    *,
+    skip_unreadable: bool = False,
+    image_size: int = 0,
+    guess_groups: bool = True,
+    progress: Progress = silent,
+) -> Dataset:
     """The data set at a path; an error with a full report where something is wrong with it."""
-    return _load_report(inspect(path, progress), path.resolve().stem, skip_unreadable, image_size, progress)
+    report = replace(inspect(path, progress), guess_groups=guess_groups)
+    return _load_report(report, path.resolve().stem, skip_unreadable, image_size, progress)
 
 
 def load_sites(
-    paths: list[Path], name: str, *, skip_unreadable: bool = False, image_size: int = 0, progress: Progress = silent
+    paths: list[Path],
+    name: str,
+    *,
+    skip_unreadable: bool = False,
+    image_size: int = 0,
+    guess_groups: bool = True,
+    progress: Progress = silent,
 ) -> Dataset:
     """The data of several sites as one data set that remembers whose is what. A site called `server` is the server."""
-    return _load_report(inspect_sites(paths, progress), name, skip_unreadable, image_size, progress)
+    report = replace(inspect_sites(paths, progress), guess_groups=guess_groups)
+    return _load_report(report, name, skip_unreadable, image_size, progress)
 
 
 def inspect(path: Path, progress: Progress = silent) -> FolderReport:
@@ -209,7 +224,7 @@ def _look_at(items: list[Item], report: FolderReport, progress: Progress) -> Non
         except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
             report.unreadable.append((item.path, why_unreadable(error, item.path)))
             continue
-        report.items.append(replace(item, twin=fingerprint(image)))
+        report.items.append(replace(item, twin=fingerprint(image), glance=glance(image)))
         report.sizes[image.size] += 1
         report.grey += is_grey(image)
         report.colour += not is_grey(image)
@@ -314,29 +329,23 @@ def _text(value: Any) -> str:
 
 def _load_items(report: FolderReport, name: str, size: int, progress: Progress) -> Dataset:
     """Read the images that the report found good."""
-    items, classes, grey = report.usable, report.classes, report.colour == 0
+    classes, grey = report.classes, report.colour == 0
+    usable, parts = report.usable, _parts(report)
+    kept = np.flatnonzero(~parts.left_out)
+    items, test, joined = [usable[place] for place in kept], parts.test[kept], report.groups.numbers[kept]
     check_images(len(items), 1 if grey else 3, size)
     images = np.empty((len(items), 1 if grey else 3, size, size), np.uint8)
     for number, item in enumerate(items):
         images[number] = pixels(picture(item), size, grey)
         progress("reading the images", number + 1, len(items))
     labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
-    groups = None
-    if any(item.group for item in items):  # an image without a group is a group of its own
-        groups = np.array([item.group or f"\0{number}" for number, item in enumerate(items)])
-    test = np.array([item.part == "test" for item in items])
-    if not report.has_test:
-        test = _held_out(labels, joined_groups(groups, np.array([item.twin.hex() for item in items])))
-        if not test.any():
-            raise TacitError(
-                f"{report.path}: no labelled image can be held out to test with, because each has copies that are "
-                "needed in training (equal pixels, or one group). Give more pictures, or a test set."
-            )
-    train_groups, test_groups = (None, None) if groups is None else number_groups(groups[~test], groups[test])
-    arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes), train_groups, test_groups)
+    arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes))
     left_out = [f"left out: {counts_only(fault)}" for fault in report.bad]  # a note travels, file names stay at home
-    arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size)]))
+    arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size), *parts.remarks]))
     check_arrays(arrays, str(report.path))
+    if not report.groups.by_pixels_only:  # what was found may lie in both parts of a given split, and is then told
+        train_groups, test_groups = number_groups(joined[~test], joined[test])
+        arrays = replace(arrays, train_groups=train_groups, test_groups=test_groups)
     sites = tuple(site for site in report.sites if site != SERVER)
     numbers = {site: number for number, site in enumerate(sites)} | {SERVER: -1}
     train = [item for item, tested in zip(items, test, strict=True) if not tested]
@@ -348,6 +357,23 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
     )
 
 
-def _held_out(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """The same images whatever the experiment's seed, so that all runs are measured on the same test set."""
-    return hold_out(labels, groups, HELD_OUT, numpy_generator("own data", "test set"))
+def _parts(report: FolderReport) -> Parts:
+    """Which of the usable images are tested with: those given for that, or a part that is held out by whole groups."""
+    items, classes = report.usable, report.classes
+    labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
+    if report.has_test:
+        test = np.array([item.part == "test" for item in items])
+        check_given(report.groups.given, test, str(report.path))
+        return Parts(test, np.zeros(len(items), bool))
+    parts = held_out(labels, report.groups.numbers)
+    if not parts.test.any():
+        raise TacitError(
+            f"{report.path}: no labelled image can be held out to test with, because each has copies that are "
+            f"needed in training (equal pixels, or one group). Give more pictures, or a test set"
+            f"{_if_wrong(report)}."
+        )
+    return parts
+
+
+def _if_wrong(report: FolderReport) -> str:
+    return "; or, if these are no groups: " + "; ".join(report.groups.examples) if report.groups.examples else ""

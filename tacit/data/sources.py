@@ -33,16 +33,23 @@ def load(
     fetch: bool = True,
     skip_unreadable: bool = False,
     image_size: int = 0,
+    guess_groups: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
     """A named data set, or the user's own by its path (a folder, .npz, .csv or .parquet).
 
     `fetch` allows packages and downloads; `skip_unreadable` lets own images go on without the bad files;
-    `image_size` is the size to which own images are read (0: by the rule of docs/data.md); named sets keep theirs.
+    `image_size` is the size to which own images are read (0: by the rule of docs/data.md); named sets keep theirs;
+    `guess_groups` looks for groups in names and pictures of own images.
     """
     if is_own(name):
-        path = Path(name).expanduser()
-        return load_own(path, skip_unreadable=skip_unreadable, image_size=image_size, progress=progress or silent)
+        return load_own(
+            Path(name).expanduser(),
+            skip_unreadable=skip_unreadable,
+            image_size=image_size,
+            guess_groups=guess_groups,
+            progress=progress or silent,
+        )
     return _load_named(find_source(name), root or cache.data_root(), fetch, progress or silent)
 
 

@@ -20,6 +20,7 @@ from tacit.core.text import safe
 from tacit.data import placement
 from tacit.data.catalogue import SOURCES
 from tacit.data.dataset import Dataset
+from tacit.data.groups import group_warnings
 
 FORMAT = "tacit-split-1"
 FEW_IMAGES = 10  # a client with fewer is worth a warning
@@ -263,6 +264,7 @@ def warnings(split: Split, dataset: Dataset) -> list[str]:
         without = sum(len(part.labeled) == 0 for part in split.clients)
         if without:
             found.append(f"{without} of {len(sizes)} clients hold no labelled image.")
+    found += group_warnings(dataset)
     if split.recipe["placement"] != "some-clients" and split.recipe["reveal"] == "none":
         short = split.recipe["labels"] - int(labels_by_class.sum())
         if short > 0 and split.recipe["partition"] != "sites":

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,12 +14,14 @@ from tacit.data.federation import adapt
 from tacit.data.own import inspect
 from tacit.data.sources import is_own, load
 from tacit.evaluation import metrics
-from tacit.inference.calibrate import fit_temperature
-from tacit.inference.measure import ENOUGH_LABELS, measure
+from tacit.inference.calibrate import at_temperature, fit_temperature
+from tacit.inference.measure import ENOUGH_LABELS, cross_calibrated, measure
 from tacit.inference.model import Model, save_description
 from tacit.inference.predict import predict_items
 from tacit.runs.folder import Run
 from tacit.runs.plan import prepare
+
+OWN_TEST = "the test images of"
 
 
 @dataclass
@@ -30,17 +33,30 @@ class Assessment:
     labels: Tensor  # [N]
     classes: tuple[str, ...]
     left_out: list[str] = field(default_factory=list)
+    groups: np.ndarray | None = None  # [N]: images that belong together
+    fitted: float = 0.0  # the model's temperature, where it was fitted on these very labels
+
+    @property
+    def judged(self) -> Tensor:
+        """The probabilities that figures are made of. A temperature that was fitted on these labels would make them too
+        good: then each half of the images has the other half's, or, where there are too few, the net's own."""
+        if not self.fitted:
+            return self.probs
+        plain = at_temperature(self.probs, 1 / self.fitted)
+        crossed = cross_calibrated(plain, self.labels, self.groups)
+        return plain if crossed is None else crossed
 
     @property
     def figures(self) -> dict[str, Any]:
         """Everything as plain numbers, ready for JSON."""
+        probs = self.judged
         further = {
-            "auc": metrics.macro_auc(self.probs, self.labels),
-            "balanced_accuracy": metrics.balanced_accuracy(self.probs, self.labels),
-            "macro_f1": metrics.macro_f1(self.probs, self.labels),
+            "auc": metrics.macro_auc(probs, self.labels),
+            "balanced_accuracy": metrics.balanced_accuracy(probs, self.labels),
+            "macro_f1": metrics.macro_f1(probs, self.labels),
         }
         plain = {name: None if value != value else value for name, value in further.items()}
-        return {"data": self.data, "classes": self.classes, **measure(self.probs, self.labels), **plain}
+        return {"data": self.data, "classes": self.classes, **measure(probs, self.labels, self.groups), **plain}
 
 
 def assess(model: Model, data: str, progress: Progress = silent) -> Assessment:
@@ -70,7 +86,11 @@ def _own_test(model: Model) -> Assessment:
     plan = prepare(run.experiment, run.split_path)
     images = torch.from_numpy(plan.dataset.test_images[plan.split.test])
     labels = torch.from_numpy(plan.dataset.test_labels[plan.split.test])
-    return Assessment(f"the test images of {model.place}", model.probabilities(images), labels, plan.dataset.classes)
+    found = Assessment(f"{OWN_TEST} {model.place}", model.probabilities(images), labels, plan.dataset.classes)
+    groups, about = plan.dataset.test_groups, model.description
+    found.groups = None if groups is None else groups[plan.split.test]
+    found.fitted = about.temperature if about.calibrated_on and not about.calibrated_later else 0.0
+    return found
 
 
 def _labeled_at(model: Model, path: Path, progress: Progress) -> Assessment:
@@ -100,7 +120,8 @@ def recalibrate(model: Model, found: Assessment) -> float:
     if not model.place.is_dir():
         raise TacitError(f"{model.place} is an exported file. Calibrate the run, and export it again.")
     fitted = round(model.description.temperature * fit_temperature(found.probs, found.labels), 4)
-    changed = replace(model.description, temperature=fitted, calibrated_on=len(found.labels))
+    later = not found.data.startswith(OWN_TEST)
+    changed = replace(model.description, temperature=fitted, calibrated_on=len(found.labels), calibrated_later=later)
     save_description(model.place, changed)
     return fitted
 

@@ -33,7 +33,9 @@ def read_split(path: Path) -> dict[str, Any]:
     }
     size = int(recipe.get("image_size", 0))
     try:
-        dataset = _labels_of(str(recipe["name"]), bool(recipe.get("skip_unreadable")), size)
+        dataset = _labels_of(
+            str(recipe["name"]), bool(recipe.get("skip_unreadable")), size, recipe.get("groups", "found")
+        )
         split.check_against(dataset)
     except TacitError as error:
         return {**found, **_totals(split), "classes": [], "note": f"Classes are not shown. {error}"}
@@ -51,9 +53,10 @@ def read_split(path: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _labels_of(name: str, skip_unreadable: bool, image_size: int) -> Dataset:
+def _labels_of(name: str, skip_unreadable: bool, image_size: int, groups: str) -> Dataset:
     """The data set as it lies here; nothing is fetched for a report."""
-    return load(name, fetch=False, skip_unreadable=skip_unreadable, image_size=image_size)
+    guess = groups == "found"
+    return load(name, fetch=False, skip_unreadable=skip_unreadable, image_size=image_size, guess_groups=guess)
 
 
 def _totals(split: Split) -> dict[str, Any]:

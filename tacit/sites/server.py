@@ -25,6 +25,7 @@ from tacit.core.payload import write_atomically
 from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation
+from tacit.data.groups import NO_GROUPS, group_warnings
 from tacit.data.party import FACTS, Facts, PartyData, facts_of, load_party, server_parts
 from tacit.data.split import Part, Split
 from tacit.engine.run import run_plan
@@ -39,6 +40,10 @@ from tacit.sites.site import site_setup
 from tacit.sites.wire import SharedFacts
 
 SITES = "sites.json"  # in the run folder: the run's name, who is which client, who was left out
+OTHER_SITES = (
+    "Nobody can see whether a site trains on a patient (or lesion) that the server tests with: images stay at home. "
+    "Agree on that with the sites; else the figures flatter."
+)
 
 
 @dataclass(frozen=True)
@@ -242,10 +247,11 @@ def plan_for(
     each of them registered. `kind` is the class of a method that came from a file."""
     at_server = experiment.data.placement == "server"
     train, test = np.flatnonzero(party.labels >= 0) if at_server else np.zeros(0, np.int64), party.test_labels
-    images, labels = party.test_images, test
+    images, labels, groups = party.test_images, test, party.test_groups
     if not len(test):
         train, held_out = server_parts(party, at_server)
         images, labels = party.images[held_out], party.labels[held_out]
+        groups = None if party.groups is None else party.groups[held_out]
     if at_server and not len(train):
         raise TacitError(
             "The recipe has the labels at the server, but the server's data holds no labelled training image. Give "
@@ -254,6 +260,7 @@ def plan_for(
     left = [client for client in federated.labeled if federated.sites[client] not in federated.left_out]
     if not at_server and not left:
         raise TacitError("No site holds labels, and the recipe has none at the server: nothing could be learned.")
+    known = party.about_groups != NO_GROUPS
     dataset = Dataset(
         name="sites",
         train_images=party.images[train],
@@ -264,7 +271,9 @@ def plan_for(
         mean=facts.mean,
         std=facts.std,
         mirror=facts.mirror,
-        note=f"real sites: {', '.join(federated.sites)}",
+        train_groups=party.groups[train] if party.groups is not None and known else None,
+        test_groups=groups if known else None,
+        note=f"real sites: {', '.join(federated.sites)}; {party.about_groups}",
     )
     nothing = np.zeros(0, np.int64)
     recipe = {
@@ -277,4 +286,5 @@ def plan_for(
     split = Split(np.arange(len(train)), clients, np.arange(len(labels)), recipe, experiment.seed, "")
     setup = site_setup(experiment, facts, len(federated.sites), federated.labeled)
     setup.build()  # a net that does not fit the images says so now
-    return Plan(experiment, stages_of(experiment, kind), dataset, split, setup, (), federated.images)
+    told = (OTHER_SITES, *group_warnings(dataset)) if len(labels) else ()
+    return Plan(experiment, stages_of(experiment, kind), dataset, split, setup, told, federated.images)
