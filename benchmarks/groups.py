@@ -1,9 +1,11 @@
 """What an own hold-out is worth without groups: `python -m benchmarks.groups FOLDER` (isic2018.npz in TACIT_TEST_DATA).
 
 Photographs of ISIC 2018's training part (32×32, often several of one lesion; about 4,000, by whole lesions) are written
-out twice as a user's .npz without a test set: with lesion ids, and with them hidden. A small net learns from what is not held out. Its
-figures on its own hold-out are compared with those on ISIC's test part, which shares no lesion with either. The table
-goes into docs/data.md, between the marks.
+out twice as a user's .npz without a test set: with lesion ids, and with them hidden. A small net learns from what is
+not held out. Its figures on its own hold-out are compared with those on ISIC's test part, which shares no lesion with
+either. The table goes into docs/data.md, between the marks.
+
+`python -m benchmarks.groups --looks` counts how many different pictures are taken for near-duplicates.
 """
 
 import os
@@ -13,10 +15,13 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
+from PIL import Image
 
 from benchmarks.machine import commit
 from tacit.api import run
+from tacit.data.near_duplicates import glance, near_duplicates
 from tacit.data.own import load_own
+from tacit.data.sources import load
 from tacit.inference.assess import assess
 
 SEEDS, ROUNDS, IMAGES = (0, 1, 2), 15, 4000
@@ -71,7 +76,7 @@ def shared(folder: Path, which: str, lesions: np.ndarray) -> tuple[int, int]:
 
 def table(folder: Path, lesions: np.ndarray) -> str:
     lines = [
-        "| lesion ids | held out, of a lesion that is trained on | figure | own hold-out | other lesions | difference |",
+        "| lesion ids | held out, of a trained lesion | figure | own hold-out | other lesions | difference |",
         "|---|---|---|---|---|---|",
     ]
     for which, said in (("hidden", "hidden: split by image"), ("given", "given: split by lesion")):
@@ -86,11 +91,25 @@ def table(folder: Path, lesions: np.ndarray) -> str:
                 f"| {first} | {shown} | {mean(own):.1f} % | {mean(other):.1f} % | {mean(gaps):+.1f} ({spread}) |"
             )
     told = (
-        f"`python -m benchmarks.groups FOLDER`: means of seeds {', '.join(map(str, SEEDS))} (in brackets the lowest and "
-        f"the highest difference), `cnn-16`, fedavg with one client, {2 * ROUNDS} passes over the labels, 32×32 pixels, "
-        f"commit {commit()}."
+        f"`python -m benchmarks.groups FOLDER`: means of seeds {', '.join(map(str, SEEDS))} (in brackets the lowest\n"
+        f"and the highest difference), `cnn-16`, fedavg with one client, {2 * ROUNDS} passes over the labels, 32×32\n"
+        f"pixels, commit {commit()}."
     )
     return "\n".join([*lines, "", told])
+
+
+def looks() -> str:
+    """Of sets whose pictures are all different (or nearly: some hold true duplicates), how many are joined."""
+    lines = ["| set | pictures | joined to another by looks |", "|---|---|---|"]
+    for name in ("digits", "fashion-mnist", "cifar10", "isic2018"):
+        dataset = load(name, root=Path(os.environ["TACIT_TEST_DATA"]) if name == "isic2018" else None)
+        images, lesions = dataset.train_images[:10_000], dataset.train_groups
+        pictures = (Image.fromarray(one[0] if len(one) == 1 else one.transpose(1, 2, 0)) for one in images)
+        first = near_duplicates([glance(one.resize((64, 64), Image.Resampling.BICUBIC)) for one in pictures])
+        joined = np.flatnonzero(first != np.arange(len(first)))
+        right = "" if lesions is None else f", {int((lesions[joined] == lesions[first[joined]]).sum())} of one lesion"
+        lines.append(f"| `{name}` | {len(images):,} | {len(joined)}{right} |")
+    return "\n".join(lines)
 
 
 def main(folder: Path) -> None:
@@ -105,4 +124,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "--looks":
+        sys.stdout.write(f"{looks()}\n")
+    else:
+        main(Path(sys.argv[1]))

@@ -12,7 +12,7 @@ from PIL import Image
 
 SMALLEST = 64  # pixels of the shorter side: smaller pictures have too little detail to be told apart by a look
 SIDE = 32  # of the small grey picture that is compared
-FLATTEST = 4.0  # grey levels (standard deviation) that a picture must have: blank ones are all alike
+FLATTEST = 8.0  # grey levels (standard deviation) that a picture must have: blank ones are all alike
 MOST_BITS = 6  # of the 63 may differ
 FARTHEST = 0.1  # distance of two small pictures of mean 0 and length 1; the correlation is then above 0.995
 BANDS, BAND_BITS = 7, 9  # at most six bits differ, so one of seven bands is equal
@@ -27,7 +27,7 @@ def glance(image: Image.Image) -> bytes:
     """
     if min(image.size) < SMALLEST:
         return b""
-    small = np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX))
+    small = np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=3.0))
     return small.tobytes() if small.std() >= FLATTEST else b""
 
 

@@ -22,7 +22,7 @@ from tacit.data.folder_report import FolderReport, Item
 from tacit.data.groups import Parts, check_given, held_out
 from tacit.data.images import ENDINGS, check_size, fingerprint, is_grey, open_image, pixels, why_unreadable
 from tacit.data.near_duplicates import glance
-from tacit.data.readers import read_npz
+from tacit.data.readers import npz_arrays, read_npz
 
 UNLABELED = "unlabeled"
 COLUMNS = ("path", "label", "split", "group", "site")  # of a table; others are not read
@@ -158,9 +158,10 @@ def inspect_npz(path: Path, progress: Progress = silent) -> FolderReport:
         raise TacitError(f"{path}: the label {most} is none of its {len(classes)} classes.")
     notes = [arrays.note] if arrays.note else []
     report = FolderReport(path, order=list(classes), sites=[path.stem], notes=notes)
+    named = npz_arrays(path, lambda names: [name for name in names if name in ("group_train", "group_test")])
     parts = (
-        ("train", arrays.train_images, arrays.train_labels, arrays.train_groups),
-        ("test", arrays.test_images, arrays.test_labels, arrays.test_groups),
+        ("train", arrays.train_images, arrays.train_labels, named.get("group_train")),
+        ("test", arrays.test_images, arrays.test_labels, named.get("group_test")),
     )
     items = []
     for part, images, labels, groups in parts:
