@@ -1,6 +1,7 @@
 """Images that belong together: found by column, name and looks; never on both sides of a test; told."""
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from typer.testing import CliRunner
 
+import tacit
 from tacit.cli.app import app
 from tacit.core.errors import TacitError
 from tacit.core.settings import Data
@@ -21,9 +23,10 @@ from tacit.data.near_duplicates import close_pairs, glance, near_duplicates
 from tacit.data.own import inspect, load_sites
 from tacit.data.party import Facts, load_party, server_parts
 from tacit.data.sources import load
-from tacit.inference.assess import Assessment
+from tacit.inference.assess import Assessment, assess, recalibrate
 from tacit.inference.calibrate import at_temperature, fit_temperature
 from tacit.inference.measure import measure
+from tacit.inference.model import load_model
 
 # names
 
@@ -342,6 +345,26 @@ def test_evaluate_does_not_judge_a_temperature_by_the_labels_it_was_fitted_on() 
     assert own.figures["accuracy"] == elsewhere.figures["accuracy"]
     few = Assessment("few", shipped[:20], labels[:20], ("a", "b"), fitted=fitted)
     torch.testing.assert_close(few.judged, probs[:20])
+
+
+def test_evaluate_agrees_with_the_card_on_the_runs_own_test_images(tmp_path: Path) -> None:
+    run = tacit.run(
+        {"method": {"name": "fedavg", "preset": "smoke"}, "data.placement": "clients"}, out=tmp_path / "run"
+    )
+    written = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    found = assess(run.model, "")
+    assert found.fitted == run.model.description.temperature != 1
+    assert found.figures["ece"] == pytest.approx(written["ece_calibrated"], abs=1e-4)
+    assert found.figures["accuracy"] == written["accuracy"]
+    np.savez(
+        tmp_path / "later.npz",
+        x_train=load("digits").train_images[:1],
+        y_train=load("digits").train_labels[:1],
+        x_test=load("digits").test_images[:200],
+        y_test=load("digits").test_labels[:200],
+    )
+    recalibrate(run.model, assess(run.model, str(tmp_path / "later.npz")))
+    assert assess(load_model(tmp_path / "run"), "").fitted == 0  # the labels of another time are a fair judge's
 
 
 def test_a_data_set_of_ours_needs_no_word_on_groups() -> None:

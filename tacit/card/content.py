@@ -11,7 +11,7 @@ from tacit.card.plot import calibration_plot
 from tacit.core.formatting import size_text
 from tacit.core.settings import Experiment
 from tacit.core.text import markdown
-from tacit.data.groups import NO_GROUPS, WITHOUT_GROUPS
+from tacit.data.groups import NO_GROUPS
 from tacit.data.split import class_table, party_names
 from tacit.evaluation.headline import MAJORITY
 from tacit.evaluation.metrics import wilson_interval
@@ -127,7 +127,7 @@ def _result(
 def _about_groups(plan: Plan) -> str:
     """What the part that was held out shares with the training images."""
     if NO_GROUPS in plan.dataset.note:
-        return WITHOUT_GROUPS
+        return "Whether they show patients (or lesions) that were trained on is not known: see the limits below."
     return "Images of one group (one patient, one lesion) were held out together."
 
 
@@ -156,7 +156,7 @@ def _calibration(page: Document, figures: Mapping[str, Any], description: Descri
         )
         if figures["ece_calibrated"] is not None:
             text += f" With it the error is {100 * figures['ece_calibrated']:.1f} points (each half of "
-            text += "the images by the temperature of the other half; no group is in both)."
+            text += "the images by the temperature of the other half, groups kept together)."
     else:
         text += " There are too few held-out labels to fix that: take confidences as a ranking only."
     page.add(

@@ -1,8 +1,9 @@
 """Near-duplicates: one picture that was scaled, packed again or brightened. A perceptual hash finds candidates, a
 comparison of small grey pictures decides.
 
-The hash alone would join what only looks alike (dark spots on skin, shoes on black): of 4,000 photographs of ISIC 2018
-it calls 278 pairs alike, 242 of them of different lesions. With the comparison 18 pairs are left, all of one lesion.
+The hash alone would join what only looks alike (dark spots on skin, shoes on black): of ISIC 2018's 8,009 training
+photographs it calls 1,081 pairs alike, 957 of them of different lesions. After the comparison 47 photographs are joined
+to another, 46 of them rightly (`python -m benchmarks.groups --looks`).
 """
 
 from collections.abc import Iterator, Sequence
