@@ -108,11 +108,11 @@ def look(path: Path) -> FolderReport:
     return report
 
 
-def load_party(path: Path, facts: Facts) -> PartyData:
+def load_party(path: Path, facts: Facts, guess_groups: bool = True) -> PartyData:
     """The images of a party at the size, with the channels and with the class numbers of its federation."""
     if path.suffix.lower() == ".npz":
         return _npz(path, facts)
-    report = look(path)
+    report = dataclasses.replace(look(path), guess_groups=guess_groups)
     items = report.items
     check_images(len(items), facts.channels, facts.size)
     images = np.empty((len(items), facts.channels, facts.size, facts.size), np.uint8)

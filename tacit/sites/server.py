@@ -194,7 +194,8 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
         largest_reply=job.largest_reply,
     )
     federated = say_hello(experiment, federated, transport, min(job.patience, 600.0), job.wait, len(records))
-    plan = plan_for(experiment, facts, server_party(path, facts), federated, file.load() if file else None)
+    party = server_party(path, facts, experiment.data.groups == "found")
+    plan = plan_for(experiment, facts, party, federated, file.load() if file else None)
     plan = replace(plan, warnings=(*plan.warnings, *_other_sizes(roster, federated), *_forgetful(federated, records)))
 
     def make_backend(plan: Plan, folder: OpenRun) -> Backend:
@@ -232,12 +233,12 @@ def for_sites_only(experiment: Experiment) -> None:
         )
 
 
-def server_party(path: Path, facts: Facts) -> PartyData:
+def server_party(path: Path, facts: Facts, guess_groups: bool = True) -> PartyData:
     """The server's own images; none, where its folder holds the facts alone."""
     if path.is_dir() and [entry.name for entry in path.iterdir() if not entry.name.startswith(".")] == [FACTS]:
         none = np.zeros((0, facts.channels, facts.size, facts.size), np.uint8)
         return PartyData(none, np.zeros(0, np.int64), none, np.zeros(0, np.int64))
-    return load_party(path, facts)
+    return load_party(path, facts, guess_groups)
 
 
 def plan_for(
