@@ -121,7 +121,7 @@ def main(folder: Path) -> None:
     made = table(folder, source)
     before, after = (PAGE.read_text().partition(mark) for mark in MARKS)
     if before[1] and after[1]:
-        PAGE.write_text(f"{before[0]}{MARKS[0]}\n{made}\n{MARKS[1]}{after[2]}")
+        PAGE.write_text(f"{before[0]}{MARKS[0]}\n\n{made}\n\n{MARKS[1]}{after[2]}")
     sys.stdout.write(f"{made}\n")
 
 
