@@ -119,6 +119,8 @@ def test_a_card_of_own_images_says_what_it_rests_on_and_keeps_names_at_home(tmp_
     text = (run.folder / "card.md").read_text()
     assert re.search(r"\| north \| \d+ \| 20 \| 3 of 3 \|", text)
     assert "What the figures rest on" in text
+    assert "Whether they show patients (or lesions) that were trained on is not known" in text
+    assert "No groups are known: images of one patient" in text
     assert "Only 20 test images" in text
     assert "too few held-out labels" in text
     assert "nobody can know" in text

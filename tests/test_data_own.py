@@ -211,11 +211,14 @@ def test_a_table_with_groups(tmp_path: Path, ending: str) -> None:
     write_table(path, rows)
     found = load(str(path))
     assert found.classes == ("ill", "well")
-    assert (found.train_labels == -1).sum() == 1
     assert found.train_groups is not None
     assert found.test_groups is not None
     assert not set(found.train_groups) & set(found.test_groups)
-    assert np.bincount(found.test_labels).tolist() == [2, 2]  # one patient of each class, with both images
+    # One patient of each class is held out. The one that is well has an image without a label, which is left out.
+    assert np.bincount(found.test_labels).tolist() == [2, 1]
+    assert np.bincount(found.train_labels).tolist() == [4, 4]
+    assert "unlabelled images of groups that are tested with are left out (1)" in found.note
+    assert "groups are given for 12 images: 6" in found.note
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])

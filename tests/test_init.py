@@ -16,6 +16,7 @@ from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
 from tacit.data.federation import load_dataset
+from tacit.data.groups import WITHOUT_GROUPS
 from tacit.data.own import inspect, inspect_sites, load_sites
 from tacit.data.sources import load
 from tacit.data.split import class_table, make_split
@@ -250,7 +251,8 @@ def test_one_folder_can_be_spread_over_pretended_clients(clinics: Path) -> None:
     assert plan.experiment.data.placement == "server"
     assert len(plan.split.server) == 40 - len(plan.split.test)  # all labels, not a balanced part of them
     assert [len(part.unlabeled) for part in plan.split.clients] == [10, 10, 10]
-    (warning,) = plan.warnings
+    warning, about_groups = plan.warnings
+    assert about_groups == WITHOUT_GROUPS
     assert warning.startswith("Fewer than 10 labels in all for '0', ")
 
 

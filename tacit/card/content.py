@@ -12,6 +12,7 @@ from tacit.card.verdict import class_rows, conclusions
 from tacit.core.formatting import MAJORITY, size_text
 from tacit.core.settings import Experiment
 from tacit.core.text import markdown
+from tacit.data.groups import NO_GROUPS
 from tacit.data.split import class_table, party_names
 from tacit.evaluation.interval import interval_text
 from tacit.inference.model import Description
@@ -101,7 +102,7 @@ def _result(
             Text(
                 "**What the figures rest on:** no test set was given, so a part of the labelled images was held out "
                 "and never trained on. They come from the same places as the training images; images from elsewhere "
-                "may be harder."
+                f"may be harder. {_about_groups(plan)}"
             )
         )
     labeled, _ = class_table(plan.split, np.asarray(plan.dataset.train_labels), len(description.classes))
@@ -121,6 +122,13 @@ def _result(
     head = ("class", "labels trained on", "test images", "recognised", "95 % interval", "right when named")
     page.add(Heading("By class", 3), Table(head, rows))
     page.add(*_confused(confusion, description.classes))
+
+
+def _about_groups(plan: Plan) -> str:
+    """What the part that was held out shares with the training images."""
+    if NO_GROUPS in plan.dataset.note:
+        return "Whether they show patients (or lesions) that were trained on is not known: see the limits below."
+    return "Images of one group (one patient, one lesion) were held out together."
 
 
 def _confused(confusion: np.ndarray, classes: Sequence[str]) -> list[Text]:
@@ -147,7 +155,8 @@ def _calibration(page: Document, figures: Mapping[str, Any], description: Descri
             f"{description.calibrated_on:,} held-out labels."
         )
         if figures["ece_calibrated"] is not None:
-            text += f" With it the error is {100 * figures['ece_calibrated']:.1f} points (each half by the other's)."
+            text += f" With it the error is {100 * figures['ece_calibrated']:.1f} points (each half of "
+            text += "the images by the temperature of the other half, groups kept together)."
     else:
         text += " There are too few held-out labels to fix that: take confidences as a ranking only."
     page.add(

@@ -53,6 +53,7 @@ def init(
     from tacit.config.resolve import resolve
     from tacit.core.paths import check_file, user_path
     from tacit.core.payload import write_atomically
+    from tacit.data.groups import WITHOUT_GROUPS
     from tacit.runs.plan import stages_of
 
     console = SafeConsole()
@@ -97,6 +98,9 @@ def init(
                 "figures will rest on them.",
             )
         )
+    if not report.groups.identities:
+        first, _, rest = WITHOUT_GROUPS.partition(":")
+        console.print(Text.assemble((first, "yellow"), f":{rest}"))
     console.print(
         Text.assemble(
             (f"\nWritten: {safe_lines(target)}", "bold"),
@@ -195,6 +199,7 @@ def show(report: "FolderReport", console: SafeConsole) -> None:
     """All that was found, in one screen."""
     from tacit.config.propose import parties
     from tacit.data.folder_report import NO_TEST_SET
+    from tacit.data.groups import NO_GROUPS
 
     held = parties(report)
     console.print(
@@ -217,7 +222,7 @@ def show(report: "FolderReport", console: SafeConsole) -> None:
     for fault in (*report.hopeless, *report.bad):
         console.print(Text.assemble("  ", ("✗", "red"), f" {safe_lines(fault)}"))
     for remark in (*report.told, *report.remarks(report.size), *report.quarrels):
-        if remark == NO_TEST_SET:  # said below, with how many
+        if remark in (NO_TEST_SET, NO_GROUPS):  # said below, in full
             continue
         console.print(f"  · {remark}")
 

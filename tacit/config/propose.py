@@ -89,6 +89,9 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
             _line("labels", 0, "all that there are") if clients else "",
             _line("image_size", report.size, RULE.format(size=report.size)),
             _line("skip_unreadable", True, "the bad files that `tacit init` listed are left out") if report.bad else "",
+            _line("groups", "found", 'as `tacit init` told; "given": a group column alone')
+            if report.groups.examples
+            else "",
             ""
             if report.has_test
             else "# No test images were given: 20 % of the labelled images of each class are held "

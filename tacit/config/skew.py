@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tacit.core.formatting import MAJORITY
 from tacit.core.text import safe
-from tacit.data.own import HELD_OUT
+from tacit.data.groups import HELD_OUT
 from tacit.data.split import FEW_OWN_LABELS
 
 # Where the largest class has ten times the labels of the rarest, a model that never names the rare one is still right

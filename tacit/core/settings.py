@@ -111,6 +111,7 @@ class Data(Section):
     image_size: Annotated[int, Field(ge=0, le=MANY, description="resize to this many pixels (0: as they are)")] = 0
     rgb: bool = Field(False, description="turn grey images into three equal channels")
     skip_unreadable: bool = Field(False, description="own data: go on without the bad files")
+    groups: Literal["found", "given"] = Field("found", description="own data: look for groups, or a column's alone")
     split: str = Field("", description="a saved split to use, or a published one (cbafed-svhn)")
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from tacit.data.columns import Table, read_table
 from tacit.data.folder_report import FolderReport, Item
 from tacit.data.layout import NO_CLASS, Node, as_classes, as_party, scan, tables_in
 from tacit.data.names import role, says_nothing
-from tacit.data.readers import read_npz
+from tacit.data.readers import npz_arrays, read_npz
 from tacit.data.tables import TABLES
 
 SERVER = "server"  # a site of this name is the server
@@ -176,9 +176,10 @@ def _draft_npz(path: Path) -> FolderReport:
         raise TacitError(f"{path}: the label {most} is none of its {len(classes)} classes.")
     notes = [arrays.note] if arrays.note else []
     report = FolderReport(path, order=list(classes), sites=[path.stem], notes=notes)
+    named = npz_arrays(path, lambda names: [name for name in names if name in ("group_train", "group_test")])
     parts = (
-        ("train", arrays.train_images, arrays.train_labels, arrays.train_groups),
-        ("test", arrays.test_images, arrays.test_labels, arrays.test_groups),
+        ("train", arrays.train_images, arrays.train_labels, named.get("group_train")),
+        ("test", arrays.test_images, arrays.test_labels, named.get("group_test")),
     )
     for part, images, labels, groups in parts:
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):

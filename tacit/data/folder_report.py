@@ -8,6 +8,7 @@ import numpy as np
 
 from tacit.core.text import safe
 from tacit.data.arrays import invalid_name
+from tacit.data.groups import Groups, find, shared, shared_sentence
 from tacit.data.images import LARGEST, RULE, SMALLEST
 
 NO_TEST_SET = "no test set was given: 20 % of the labelled images of each class are held out, seeded"
@@ -24,6 +25,7 @@ class Item:
     site: str = ""  # the party that holds it
     array: np.ndarray | None = field(default=None, compare=False)  # the image itself, where it lies in no file
     twin: bytes = b""  # equal for images with equal pixels
+    glance: bytes = field(default=b"", compare=False, repr=False)  # for near-duplicates (`near_duplicates.glance`)
 
 
 @dataclass
@@ -52,6 +54,8 @@ class FolderReport:
     chosen: dict[str, str] = field(default_factory=dict)  # settings that say how a table was read
     told: list[str] = field(default_factory=list)  # what was chosen, for the screen
     left_out: list[tuple[Path, str]] = field(default_factory=list)  # good images that were not asked for, and why
+    guess_groups: bool = True  # look for groups in names and pictures, besides those that were given
+    _groups: tuple[tuple[int, bool], Groups] | None = field(default=None, repr=False)  # what they were found in, groups
 
     @property
     def classes(self) -> list[str]:
@@ -92,6 +96,21 @@ class FolderReport:
         """What is left when the bad files are left out."""
         leaked = {id(item) for item in self.leaked}
         return [item for item in self.items if id(item) not in leaked]
+
+    @property
+    def groups(self) -> Groups:
+        """Which of the usable images belong together. It takes a while, so it is done once."""
+        state = len(self.items), self.guess_groups
+        if self._groups is None or self._groups[0] != state:
+            self._groups = state, find(self.usable, self.guess_groups)
+        return self._groups[1]
+
+    @property
+    def shared_groups(self) -> list[str]:
+        """That a given test set has images of groups that are trained on, too."""
+        test = np.array([item.part == "test" for item in self.usable], bool)
+        number = shared(self.groups.numbers, test)
+        return [shared_sentence(number, int(test.sum()))] if number else []
 
     @property
     def disputed(self) -> list[list[Item]]:
@@ -162,15 +181,17 @@ class FolderReport:
         untrained = [name for name in self.classes if not self.counts("train")[name]]
         if untrained:
             remarks.append(f"only in the test set: {_few(untrained)}")
+        remarks += [*self.groups.remarks, *self.shared_groups]
         if not self.has_test:
             remarks.append(NO_TEST_SET)
         return remarks
 
     @property
     def quarrels(self) -> list[str]:
-        """Which pictures lie under two labels, by name: for the screen, not for a note."""
+        """Which pictures lie under two labels, and which are taken as groups, by name: for the screen, not a note."""
         pairs = [" = ".join(safe(f"{i.label}/{i.path.name}") for i in twins[:3]) for twins in self.disputed]
-        return [f"under two labels: {'; '.join(pairs[:3])}{'; …' * (len(pairs) > 3)}"] if pairs else []
+        disputed = [f"under two labels: {'; '.join(pairs[:3])}{'; …' * (len(pairs) > 3)}"] if pairs else []
+        return [*disputed, *self.groups.examples]
 
     @property
     def text(self) -> str:

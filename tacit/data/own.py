@@ -13,15 +13,16 @@ from PIL import Image
 
 from tacit.core.errors import Answer, Question, TacitError
 from tacit.core.memory_bounds import check_images
-from tacit.core.seeds import numpy_generator
 from tacit.core.settings import Data
 from tacit.core.text import safe
-from tacit.data.arrays import Arrays, check_arrays, hold_out, joined_groups, number_groups, to_dataset
+from tacit.data import near_duplicates
+from tacit.data.arrays import Arrays, check_arrays, number_groups, to_dataset
 from tacit.data.dataset import Dataset
 from tacit.data.download import Progress, silent
 from tacit.data.drafts import SERVER, draft_of, gathered, readable_tables
 from tacit.data.folder_report import FolderReport, Item
 from tacit.data.glance import blank, glance_at, glancing
+from tacit.data.groups import Parts, check_given, held_out
 from tacit.data.images import (
     check_size,
     eight_bits,
@@ -36,7 +37,6 @@ from tacit.data.images import (
 from tacit.data.layout import FLAT, Reading, as_party, choose, scan
 from tacit.data.names import spelt_alike
 
-HELD_OUT = 0.2
 AUTO = Data()
 
 
@@ -114,7 +114,7 @@ def _looked_at(report: FolderReport, how: Data, progress: Progress) -> FolderRep
     waiting, report.items = report.items, []
     if glancing():
         glance_at(waiting, report, picture)
-        report.depth = how.depth or 16
+        report.depth, report.guess_groups = how.depth or 16, how.groups == "found"
         return report
     for number, item in enumerate(waiting, start=1):
         try:
@@ -124,12 +124,14 @@ def _looked_at(report: FolderReport, how: Data, progress: Progress) -> FolderRep
         except Exception as error:  # decoders raise errors of every kind on damaged files
             report.unreadable.append((item.path, why_unreadable(error, item.path)))
             continue
-        report.items.append(replace(item, twin=fingerprint(image)))
+        look = near_duplicates.glance(eight_bits(image, used_bits(image)) if is_deep(image) else image)
+        report.items.append(replace(item, twin=fingerprint(image), glance=look))
         report.sizes[image.size] += 1
         report.grey += is_grey(image)
         report.colour += not is_grey(image)
         progress("looking at the images", number, len(waiting))
     report.depth = how.depth or max(report.deep, default=16)
+    report.guess_groups = how.groups == "found"
     return report
 
 
@@ -182,7 +184,10 @@ def counts_only(fault: str) -> str:
 
 def _load_items(report: FolderReport, name: str, size: int, progress: Progress) -> Dataset:
     """Read the images that the report found good."""
-    items, classes, grey = report.usable, report.classes, report.colour == 0
+    classes, grey = report.classes, report.colour == 0
+    usable, parts = report.usable, _parts(report)
+    kept = np.flatnonzero(~parts.left_out)
+    items, test, joined = [usable[place] for place in kept], parts.test[kept], report.groups.numbers[kept]
     check_images(len(items), 1 if grey else 3, size)
     side = 1 if glancing() else size
     images = np.zeros((len(items), 1 if grey else 3, side, side), np.uint8)
@@ -190,22 +195,13 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
         images[number] = pixels(picture(item, report.depth), size, grey)
         progress("reading the images", number + 1, len(items))
     labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
-    groups = None
-    if any(item.group for item in items):  # an image without a group is a group of its own
-        groups = np.array([item.group or f"\0{number}" for number, item in enumerate(items)])
-    test = np.array([item.part == "test" for item in items])
-    if not report.has_test:
-        test = _held_out(labels, joined_groups(groups, np.array([item.twin.hex() for item in items])))
-        if not test.any():
-            raise TacitError(
-                f"{report.path}: no labelled image can be held out to test with, because each has copies that are "
-                "needed in training (equal pixels, or one group). Give more pictures, or a test set."
-            )
-    train_groups, test_groups = (None, None) if groups is None else number_groups(groups[~test], groups[test])
-    arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes), train_groups, test_groups)
+    arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes))
     left_out = [f"left out: {counts_only(fault)}" for fault in report.bad]  # a note travels, file names stay at home
-    arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size)]))
+    arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size), *parts.remarks]))
     check_arrays(arrays, str(report.path))
+    if not report.groups.by_pixels_only:  # what was found may lie in both parts of a given split, and is then told
+        train_groups, test_groups = number_groups(joined[~test], joined[test])
+        arrays = replace(arrays, train_groups=train_groups, test_groups=test_groups)
     sites = tuple(site for site in report.sites if site != SERVER)
     numbers = {site: number for number, site in enumerate(sites)} | {SERVER: -1}
     train = [item for item, tested in zip(items, test, strict=True) if not tested]
@@ -219,6 +215,23 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
     )
 
 
-def _held_out(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """The same images whatever the experiment's seed, so that all runs are measured on the same test set."""
-    return hold_out(labels, groups, HELD_OUT, numpy_generator("own data", "test set"))
+def _parts(report: FolderReport) -> Parts:
+    """Which of the usable images are tested with: those given for that, or a part that is held out by whole groups."""
+    items, classes = report.usable, report.classes
+    labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
+    if report.has_test:
+        test = np.array([item.part == "test" for item in items])
+        check_given(report.groups.given, test, str(report.path))
+        return Parts(test, np.zeros(len(items), bool))
+    parts = held_out(labels, report.groups.numbers)
+    if not parts.test.any():
+        raise TacitError(
+            f"{report.path}: no labelled image can be held out to test with, because each has copies that are "
+            f"needed in training (equal pixels, or one group). Give more pictures, or a test set"
+            f"{_if_wrong(report)}."
+        )
+    return parts
+
+
+def _if_wrong(report: FolderReport) -> str:
+    return "; or, if these are no groups: " + "; ".join(report.groups.examples) if report.groups.examples else ""

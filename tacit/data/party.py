@@ -17,11 +17,11 @@ from PIL import Image
 from tacit.core.errors import TacitError
 from tacit.core.memory_bounds import check_images
 from tacit.core.payload import write_atomically
-from tacit.core.seeds import numpy_generator
-from tacit.data.arrays import hold_out, mean_and_std
+from tacit.data.arrays import mean_and_std
 from tacit.data.folder_report import FolderReport
+from tacit.data.groups import NO_GROUPS, held_out
 from tacit.data.images import pixels
-from tacit.data.own import HELD_OUT, inspect_folder, picture
+from tacit.data.own import inspect_folder, picture
 from tacit.data.readers import read_npz
 from tacit.data.tables import TABLES
 
@@ -78,6 +78,14 @@ class PartyData:
     labels: np.ndarray  # int64 [N]
     test_images: np.ndarray
     test_labels: np.ndarray
+    groups: np.ndarray | None = None  # int64 [N]: equal for images that belong together; None: each stands alone
+    test_groups: np.ndarray | None = None
+    about_groups: str = NO_GROUPS  # how that is known, in words
+
+    @property
+    def known_groups(self) -> np.ndarray | None:
+        """The groups, where anything is known of them."""
+        return None if self.about_groups == NO_GROUPS else self.groups
 
     def without_labels(self) -> "PartyData":
         return dataclasses.replace(self, labels=np.full(len(self.labels), -1, np.int64))
@@ -101,21 +109,23 @@ def look(path: Path) -> FolderReport:
     return report
 
 
-def load_party(path: Path, facts: Facts) -> PartyData:
+def load_party(path: Path, facts: Facts, guess_groups: bool = True) -> PartyData:
     """The images of a party at the size, with the channels and with the class numbers of its federation."""
     if path.suffix.lower() == ".npz":
         return _npz(path, facts)
-    report = look(path)
+    report = dataclasses.replace(look(path), guess_groups=guess_groups)
     items = report.items
     _check_depth(report, facts, path)
     check_images(len(items), facts.channels, facts.size)
     images = np.empty((len(items), facts.channels, facts.size, facts.size), np.uint8)
     for number, item in enumerate(items):
         images[number] = pixels(picture(item, facts.depth), facts.size, grey=facts.channels == 1)
-    numbers = _numbers(report.classes, facts, path)
-    labels = np.array([numbers[item.label] if item.label else -1 for item in items], np.int64)
+    known = _numbers(report.classes, facts, path)
+    labels = np.array([known[item.label] if item.label else -1 for item in items], np.int64)
     test = np.array([item.part == "test" for item in items], bool)
-    return PartyData(images[~test], labels[~test], images[test], labels[test])
+    groups = report.groups
+    numbered = groups.numbers[~test], groups.numbers[test]
+    return PartyData(images[~test], labels[~test], images[test], labels[test], *numbered, "; ".join(groups.remarks))
 
 
 def _check_depth(report: FolderReport, facts: Facts, path: Path) -> None:
@@ -162,7 +172,9 @@ def _npz(path: Path, facts: Facts) -> PartyData:
     if arrays.train_images.shape[1] > facts.channels:
         raise TacitError(f"{path} holds colour images, but this federation works on grey ones.")
     parts = [_fitted(images, facts) for images in (arrays.train_images, arrays.test_images)]
-    return PartyData(parts[0], to_number[arrays.train_labels], parts[1], to_number[arrays.test_labels])
+    labels = to_number[arrays.train_labels], to_number[arrays.test_labels]
+    about = NO_GROUPS if arrays.train_groups is None else "groups are given"
+    return PartyData(parts[0], labels[0], parts[1], labels[1], arrays.train_groups, arrays.test_groups, about)
 
 
 def facts_of(path: Path, image_size: int = 0) -> Facts:
@@ -191,10 +203,12 @@ def facts_of(path: Path, image_size: int = 0) -> Facts:
 def server_parts(party: PartyData, labels_at_server: bool) -> tuple[np.ndarray, np.ndarray]:
     """Which of the server's own images it trains on and which it tests with, where it has no test set of its own.
 
-    With the labels at the server a fifth of each class is held out, seeded; else all labelled images are for testing.
+    With the labels at the server a fifth of each class is held out by whole groups, seeded; else all labelled images
+    are for testing.
     """
     labeled = np.flatnonzero(party.labels >= 0)
     if not labels_at_server:
         return labeled[:0], labeled
-    test = hold_out(party.labels[labeled], None, HELD_OUT, numpy_generator("own data", "test set"))
+    groups = np.arange(len(party.labels)) if party.groups is None else party.groups
+    test = held_out(party.labels[labeled], groups[labeled]).test
     return labeled[~test], labeled[test]

@@ -22,6 +22,7 @@ from tacit.core.text import safe
 from tacit.data import placement
 from tacit.data.catalogue import SOURCES
 from tacit.data.dataset import Dataset
+from tacit.data.groups import group_warnings
 from tacit.data.published import PUBLISHED, place_published
 
 FORMAT = "tacit-split-1"
@@ -320,6 +321,7 @@ def warnings(split: Split, dataset: Dataset) -> list[str]:
         without = sum(len(part.labeled) == 0 for part in split.clients)
         if without:
             found.append(f"{without} of {len(sizes)} clients hold no labelled image.")
+    found += group_warnings(dataset)
     if split.recipe["placement"] != "some-clients" and split.recipe["reveal"] == "none":
         short = split.recipe["labels"] - int(labels_by_class.sum())
         if short > 0 and split.recipe["partition"] != "sites":

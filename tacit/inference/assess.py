@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,13 +14,15 @@ from tacit.data.download import Progress, silent
 from tacit.data.federation import adapt
 from tacit.data.sources import is_own, load
 from tacit.evaluation import metrics
-from tacit.inference.calibrate import fit_temperature
-from tacit.inference.measure import ENOUGH_LABELS, measure
+from tacit.inference.calibrate import at_temperature, fit_temperature
+from tacit.inference.measure import ENOUGH_LABELS, cross_calibrated, measure
 from tacit.inference.model import Model, save_description
 from tacit.inference.predict import predict_items
 from tacit.runs.folder import Run
 from tacit.runs.plan import prepare
 from tacit.runs.trained import digest_of, load_trained
+
+OWN_TEST = "the test images of"
 
 
 @dataclass
@@ -35,11 +38,23 @@ class Assessment:
     labeled: Tensor | None = None  # [N]: the run trained on this image, with a label; None: nobody knows
     unlabeled: Tensor | None = None  # [N]: without one
     remark: str = ""  # why nobody knows
+    groups: np.ndarray | None = None  # [N]: images that belong together
+    fitted: float = 0.0  # the model's temperature, where it was fitted on these very labels
 
     @property
     def seen(self) -> Tensor | None:
         """[N]: the run trained on this image; None: nobody knows."""
         return None if self.labeled is None or self.unlabeled is None else self.labeled | self.unlabeled
+
+    @property
+    def judged(self) -> Tensor:
+        """The probabilities that figures are made of. A temperature that was fitted on these labels would make them too
+        good: then each half of the images has the other half's, or, where there are too few, the net's own."""
+        if not self.fitted:
+            return self.probs
+        plain = at_temperature(self.probs, 1 / self.fitted)
+        crossed = cross_calibrated(plain, self.labels, self.groups)
+        return plain if crossed is None else crossed
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -55,7 +70,9 @@ class Assessment:
         return found
 
     def _measured(self, which: Tensor | None = None) -> dict[str, Any]:
-        probs, labels = (self.probs, self.labels) if which is None else (self.probs[which], self.labels[which])
+        chosen = torch.ones_like(self.labels, dtype=torch.bool) if which is None else which
+        probs, labels = self.judged[chosen], self.labels[chosen]
+        groups = None if self.groups is None else self.groups[chosen.numpy()]
         further = {
             "auc": metrics.macro_auc(probs, labels),
             "balanced_accuracy": metrics.balanced_accuracy(probs, labels),
@@ -63,7 +80,7 @@ class Assessment:
             "largest_class": metrics.largest_class(labels),
         }
         return {
-            **measure(probs, labels),
+            **measure(probs, labels, groups),
             **{name: None if value != value else value for name, value in further.items()},
         }
 
@@ -95,7 +112,11 @@ def _own_test(model: Model) -> Assessment:
     plan = prepare(run.experiment, run.split_path)
     images = torch.from_numpy(plan.dataset.test_images[plan.split.test])
     labels = torch.from_numpy(plan.dataset.test_labels[plan.split.test])
-    return Assessment(f"the test images of {model.place}", model.probabilities(images), labels, plan.dataset.classes)
+    found = Assessment(f"{OWN_TEST} {model.place}", model.probabilities(images), labels, plan.dataset.classes)
+    groups, about = plan.dataset.test_groups, model.description
+    found.groups = None if groups is None else groups[plan.split.test]
+    found.fitted = about.temperature if about.calibrated_on and not about.calibrated_later else 0.0
+    return found
 
 
 def _labeled_at(model: Model, path: Path, progress: Progress) -> Assessment:
@@ -156,7 +177,8 @@ def recalibrate(model: Model, found: Assessment) -> tuple[float, int]:
     if not model.place.is_dir():
         raise TacitError(f"{model.place} is an exported file. Calibrate the run, and export it again.")
     fitted = round(model.description.temperature * fit_temperature(probs, labels), 4)
-    changed = replace(model.description, temperature=fitted, calibrated_on=len(labels))
+    later = not found.data.startswith(OWN_TEST)
+    changed = replace(model.description, temperature=fitted, calibrated_on=len(labels), calibrated_later=later)
     save_description(model.place, changed)
     return fitted, len(labels)
 

@@ -44,6 +44,7 @@ class Description:
     net: dict[str, Any]
     temperature: float = 1.0
     calibrated_on: int = 0  # held-out labels that the temperature was fitted on; 0: none
+    calibrated_later: bool = False  # on other labels than those of the run's own test images
     data: str = ""
     method: str = ""
     depth: int = 16  # bits that are used of 16-bit files

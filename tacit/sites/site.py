@@ -211,7 +211,8 @@ class Site:
         kept_back = np.zeros_like(labeled)
         if experiment.data.validation:
             chance = validation_generator(experiment.seed, request.client)
-            kept_back[labeled] = keep_back(party.labels[labeled], None, experiment.data.validation, chance)
+            groups = None if party.known_groups is None else party.known_groups[labeled]
+            kept_back[labeled] = keep_back(party.labels[labeled], groups, experiment.data.validation, chance)
         # As in a simulation: where every client has a few labels, those images count as unlabelled data, too.
         unlabeled = ~kept_back if placement == "clients" else ~labeled
         device = _device(experiment)
