@@ -26,6 +26,7 @@ GUIDES = [
     "splits.md",
     "views.md",
     "nets.md",
+    "training.md",
     "compare.md",
     "trackers.md",
     "speed.md",
@@ -52,6 +53,7 @@ API = {
     ],
     "Writing a method": [
         "tacit.contract.method",
+        "tacit.contract.messages",
         "tacit.contract.parties",
         "tacit.contract.kinds",
         "tacit.contract.record",

@@ -24,6 +24,7 @@ from pictures import write_sites
 from runs import TINY, digest, timeless
 from tacit.cli.app import complete
 from tacit.compare import tables
+from tacit.compare.convergence import RULE, Convergence
 from tacit.compare.results import (
     Result,
     blocks_of,
@@ -37,6 +38,7 @@ from tacit.compare.results import (
     notes,
     results,
     survey,
+    unsettled,
     verdicts,
     with_bounds,
 )
@@ -257,6 +259,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     return rows
 
 
+@pytest.fixture
+def converged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the bounds of tests, which have two rounds, had converged."""
+    monkeypatch.setattr("tacit.compare.results.of_runs", lambda records, figure: Convergence(0.0))
+
+
+def test_no_gap_between_bounds_that_have_not_converged(finished: list[Row]) -> None:
+    blocks = results(finished, survey(finished))
+    assert [line.gap for line in blocks[0]] == [None, None, None]
+    (why,) = unsettled(blocks)
+    assert why.startswith("No gap is shown. Whether the lower bound has converged cannot be told")
+    assert RULE in why
+    assert unsettled([[line for line in blocks[0] if line.bound]]) == []  # nobody would ask for one
+
+
+@pytest.mark.usefixtures("converged")
 def test_the_figures_are_those_of_the_runs(finished: list[Row]) -> None:
     ((method, lower, upper),) = results(finished, survey(finished))
     by_hand = {row.label: [Run(job.folder).summary["accuracy"] for job in row.jobs] for row in finished}
@@ -397,6 +415,7 @@ def test_bounds_can_be_added(finished: list[Row]) -> None:
     assert len(with_bounds(finished, Path("b"))) == 3  # nothing is missing there
 
 
+@pytest.mark.usefixtures("converged")
 def test_the_demo_shows_a_method_between_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = {**SMOKE, "title": "Tiny", "method.name": "fixmatch"}
     monkeypatch.setattr("tacit.cli.demo.choose_recipe", lambda screen: recipe)

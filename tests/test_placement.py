@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from runs import outside
 from tacit.core.errors import TacitError
 from tacit.core.settings import Data
-from tacit.data.placement import Placed, balanced_pool, check, place, stratified
+from tacit.data.placement import Placed, balanced_pool, check, keep_back, place, reveal, stratified
 
 BALANCED = np.arange(1000) % 10
 
@@ -152,9 +152,8 @@ def test_some_clients():
 def test_reveal_gives_holders_their_labels_and_moves_nothing(placement):
     truth = np.where(np.arange(1000) % 7 == 0, -1, BALANCED)
     hidden = draw(truth, placement=placement, labels=50, clients=5)
-    shown = draw(truth, placement=placement, labels=50, clients=5, reveal="all")
-    np.testing.assert_array_equal(hidden.server, shown.server)
-    for (labeled, unlabeled), (all_labeled, same) in zip(hidden.clients, shown.clients, strict=True):
+    for labeled, unlabeled in hidden.clients:
+        all_labeled, same = reveal(truth, labeled, unlabeled)
         np.testing.assert_array_equal(unlabeled, same)
         held = np.union1d(labeled, unlabeled)
         np.testing.assert_array_equal(all_labeled, held[truth[held] >= 0])
@@ -282,3 +281,26 @@ def test_lesions_of_real_skin_data_never_straddle(placement):
     assert counts.min() >= 1
     if placement != "some-clients":
         assert counts.tolist() == [50] * 7  # 67 % of the images are of one class, but not of the labels
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=60),
+    st.floats(0.01, 0.9),
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+)
+@settings(max_examples=50, deadline=None)
+def test_what_is_kept_back_is_a_share_and_never_the_last_of_a_class(classes, share, seed, grouped):
+    labels = np.array(classes, np.int64)
+    groups = np.arange(len(labels)) // 2 if grouped else None
+    kept = keep_back(labels, groups, share, np.random.default_rng(seed))
+    assert kept.sum() <= round(share * len(labels))
+    held, left = np.bincount(labels, minlength=5), np.bincount(labels[~kept], minlength=5)
+    assert (left[held > 0] > 0).all()
+    if groups is not None:
+        assert not np.isin(groups[kept], groups[~kept]).any()
+
+
+def test_so_many_are_kept_back_where_every_class_is_large():
+    kept = keep_back(BALANCED, None, 0.2, np.random.default_rng(0))
+    assert np.bincount(BALANCED[kept]).tolist() == [20] * 10

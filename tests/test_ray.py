@@ -37,8 +37,9 @@ def smoke(name: str, placement: str, **settings: object) -> Experiment:
 
 @pytest.mark.usefixtures("cluster")
 def test_ray_is_local_also_after_a_stop(tmp_path: Path) -> None:
-    local = run_experiment(smoke("bsemifl", "server"), tmp_path / "local")
-    on_ray = smoke("bsemifl", "server", backend__name="ray", backend__workers=2)
+    kept = {"data__validation": 0.2, "data__labels": 60}
+    local = run_experiment(smoke("bsemifl", "server", **kept), tmp_path / "local")
+    on_ray = smoke("bsemifl", "server", **kept, backend__name="ray", backend__workers=2)
 
     class Stop(NullWatcher):
         def client_done(self, round_info: object, done: int, asked: int) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +15,7 @@ from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.core.payload import Payload, Weights, at_hand, check, nbytes, set_aside
 from tacit.core.text import safe
-from tacit.evaluation.scores import PREDICT_BATCH, audit
+from tacit.evaluation.scores import PREDICT_BATCH, audit, tally
 from tacit.pieces.train import predict
 from tacit.runs.memory import ClientMemory
 
@@ -42,6 +42,10 @@ class Backend(Protocol):
     ) -> list[Outcome]: ...
 
     def predict_test(self, weights: Weights) -> Tensor: ...
+
+    def validate(self, weights: Weights) -> Tensor:
+        """The tally (`evaluation.scores.tally`) of a model over what all parties keep back."""
+        ...
 
     def memory_bytes(self) -> int:
         """What all clients keep, on their disks, where this can be seen."""
@@ -114,6 +118,10 @@ class Shards(Protocol):
 
     def test(self) -> Labeled: ...
 
+    def validation(self, client: int) -> Labeled:
+        """What a client keeps back to judge models by; -1: the server."""
+        ...
+
 
 class Worker:
     """One process's share of the work: it has the data, the clients' disks and a few nets; one client at a time."""
@@ -155,8 +163,20 @@ class Worker:
 
     def predict_test(self, weights: Weights, part: slice) -> Tensor:
         """The probabilities of some of the test images."""
+        return self._predict(weights, self.federation.test().images[part])
+
+    def validate(self, weights: Weights, clients: Iterable[int]) -> Tensor:
+        """The sum of the tallies of a model over what these clients keep back. Each predicts its own, so that the
+        numbers are those of real sites."""
+        counts = torch.zeros(3, len(self.setup.classes), dtype=torch.float64)
+        for client in clients:
+            kept = self.federation.validation(client)
+            if len(kept):
+                counts += tally(self._predict(weights, kept.images), kept.labels.cpu(), len(self.setup.classes))
+        return counts
+
+    def _predict(self, weights: Weights, images: Tensor) -> Tensor:
         self.net_pool.clear()
-        images = self.federation.test().images[part]
         return predict(self.net_pool.take(weights), images, self.setup.views.plain, PREDICT_BATCH).cpu()
 
 

@@ -20,6 +20,7 @@ class LocalBackend:
         self.worker = Worker(setup, federation, memory)
         self.memory_index = MemoryIndex(memory)
         self.inbox = Inbox(memory.folder.with_name("replies"))
+        self.judges = federation.judges()
 
     def run(
         self, stage: Stage, round_info: RoundInfo, tasks: Sequence[Task], done: Callable[[int], None]
@@ -41,6 +42,9 @@ class LocalBackend:
 
     def predict_test(self, weights: Weights) -> Tensor:
         return self.worker.predict_test(weights, slice(None))
+
+    def validate(self, weights: Weights) -> Tensor:
+        return self.worker.validate(weights, self.judges)
 
     def memory_bytes(self) -> int:
         return self.memory_index.nbytes()

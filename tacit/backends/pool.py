@@ -92,6 +92,10 @@ def _predict(send: Parcel, start: int, end: int) -> Tensor:
     return _worker.predict_test(payload.weights_in(send.open(), "model"), slice(start, end))
 
 
+def _validate(send: Parcel, clients: Sequence[int]) -> Tensor:
+    return _worker.validate(payload.weights_in(send.open(), "model"), clients)
+
+
 @contextmanager
 def _no_main() -> Iterator[None]:
     """Workers start without the user's script, which would run again in each of them; they need nothing of it."""
@@ -147,6 +151,10 @@ class PoolBackend:
         step = max(PREDICT_BATCH, -(-count // (self.workers * PREDICT_BATCH)) * PREDICT_BATCH)
         parts = dict(self._results(_predict, {start: (send, start, start + step) for start in range(0, count, step)}))
         return torch.cat([parts[start] for start in sorted(parts)])
+
+    def validate(self, weights: Weights) -> Tensor:
+        send = pack({"model": weights}, self.inbox.path("validation"))
+        return dict(self._results(_validate, {0: (send, self.federation.judges())}))[0]
 
     def memory_bytes(self) -> int:
         return self.memory_index.nbytes()

@@ -76,6 +76,10 @@ class RayWorker:
         weights = payload.weights_in(payload.from_bytes(send), "model")
         return payload.to_bytes({"probs": self.worker.predict_test(weights, slice(start, end))})
 
+    def validate(self, send: bytes, clients: Sequence[int]) -> bytes:
+        weights = payload.weights_in(payload.from_bytes(send), "model")
+        return payload.to_bytes({"tally": self.worker.validate(weights, clients)})
+
 
 class RayBackend:
     """Starts a Ray cluster here, or joins the one at `backend.address`, and keeps its workers for the whole run."""
@@ -152,6 +156,12 @@ class RayBackend:
             for worker, start in zip(self.workers, range(0, count, step), strict=False)
         ]
         return torch.cat([payload.tensor_in(payload.from_bytes(self._result(part)), "probs") for part in parts])
+
+    def validate(self, weights: Weights) -> Tensor:
+        send, judges = payload.to_bytes({"model": weights}), self.federation.judges()
+        return payload.tensor_in(
+            payload.from_bytes(self._result(self.workers[0].validate.remote(send, judges))), "tally"
+        )
 
     def _result(self, reference: Any) -> Any:
         try:

@@ -199,12 +199,14 @@ def complete() -> typer.Typer:
     from tacit.cli.data import app as data
     from tacit.cli.figure import app as figure
     from tacit.cli.site import app as site
+    from tacit.cli.tune import tune
 
     if not any(group.name == "data" for group in app.registered_groups):
         app.add_typer(data, name="data", help="Get and check data sets.")
         app.add_typer(figure, name="figure")
         app.add_typer(site, name="site", help="Real sites: each party on its own machine (docs/sites.md).")
         app.command(epilog="Example: `tacit compare cbafed/quick --only cbafed --only lower --seeds 3`")(compare)
+        app.command(epilog="Example: `tacit tune photos.toml --minutes 20`")(tune)
         app.command("check", epilog="Example: `tacit check ./mine.py --placement server`")(check_method_file)
     return app
 

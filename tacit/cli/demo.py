@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tacit.cli.data import load_shown
 from tacit.cli.running import run_and_show
-from tacit.compare.results import bounds_of, results, survey
+from tacit.compare.results import bounds_of, results, survey, unsettled
 from tacit.compare.rows import PendingRun, Row
 from tacit.compare.tables import for_screen, sheet
 from tacit.config.recipes import load_recipe
@@ -65,6 +65,7 @@ def run_demo(out: Path, screen: SafeConsole) -> None:
             )
         )
     else:
-        screen.print("The bounds leave no gap to close: the upper bound has not converged in so few rounds.")
+        for why in unsettled(blocks) or ["The bounds leave no gap to close."]:
+            screen.print(why)
     write_atomically(out / "comparison.json", json.dumps({"gap_closed": gap, "runs": found}, indent=2).encode())
     screen.print(f"Written to {out} (finished runs are shown again, not repeated; remove the folder to run anew).")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tacit.compare.convergence import RULE, Convergence, of_runs, sentence
 from tacit.compare.rows import PendingRun, Row, listed, run_folder, short_labels
 from tacit.compare.t_test import Paired, paired_test
 from tacit.config.resolve import resolve
@@ -239,6 +240,23 @@ def differs(row: Row, first: Row, seen: Survey) -> list[str]:
     return found
 
 
+def training_of(experiment: Experiment) -> dict[str, Any]:
+    """How a side and the server take their steps; how many passes there are belongs to the budget."""
+    train = experiment.train.model_dump(exclude={"epochs", "server_epochs"})
+    return {**flatten(train, "train."), **flatten(experiment.server.model_dump(), "server.")}
+
+
+def training_note(rows: Sequence[Row]) -> str:
+    """Where training was tuned: whether all rows have one recipe, or each its own, and how it was found."""
+    if not (tuned := dict.fromkeys(row.experiment.tuned for row in rows if row.experiment.tuned)):
+        return ""
+    if all(training_of(row.experiment) == training_of(rows[0].experiment) for row in rows):
+        return f"One training recipe for all rows: {'; '.join(tuned)}."
+    return "Rows have training recipes of their own: " + "; ".join(
+        f"{row.label}: {row.experiment.tuned or 'not tuned'}" for row in rows
+    )
+
+
 def net_of(experiment: Experiment) -> str:
     """The net in words, with the options that it has.
 
@@ -272,6 +290,7 @@ def notes(blocks: Sequence[Sequence[Row]], seen: Survey) -> list[str]:
                 groups.setdefault(describe(word, row, first, seen), []).append(row.label)
             listing = "; ".join(f"{text}: {listed(labels)}" for text, labels in groups.items())
             remarks.append(f"Not the same {word}{where}. {listing[0].upper()}{listing[1:]}.")
+        remarks += [note] if (note := training_note(block)) else []
     for text, labels in scales_of(blocks).items():
         remarks.append(
             f"Reduced {text} ({listed(labels)}). Numbers of papers are for the full scale, not to be reached."
@@ -341,6 +360,7 @@ class Result:
     paper_gap: float | None
     against_first: Paired | None  # over the seeds in which both have the same split
     differs: tuple[str, ...]
+    convergence: Convergence | None = None  # of a bound: without it, no gap is shown
 
     @property
     def leads(self) -> str:
@@ -379,6 +399,13 @@ def results(rows: Sequence[Row], seen: Survey, score: str = "") -> list[list[Res
             _mean([run.get(score) for run in runs[bounds[name].label].values()]) if name in bounds else None
             for name in ("lower", "upper")
         )
+        settled = {
+            row.label: of_runs([Run(job.folder).records for job in row.jobs if job.finished], score)
+            for name, row in bounds.items()
+            if name
+        }
+        if not all(found.converged for found in settled.values()):
+            lower = upper = None
         papers = [bounds[name].experiment.paper.accuracy if name in bounds else None for name in ("lower", "upper")]
         lines = []
         for row in block:
@@ -396,6 +423,7 @@ def results(rows: Sequence[Row], seen: Survey, score: str = "") -> list[list[Res
                     paper_gap=None if bound else gap_closed(row.experiment.paper.accuracy, *papers),
                     against_first=None if row is block[0] else _against(row, block[0], runs, seen, score),
                     differs=tuple(differs(row, block[0], seen)),
+                    convergence=settled.get(row.label),
                 )
             )
         found.append(lines)
@@ -420,6 +448,17 @@ def _against(
         and runs[first.label][seed].get(score) is not None
     ]
     return paired_test([mine for mine, _ in pairs], [its for _, its in pairs])
+
+
+def unsettled(blocks: Sequence[Sequence[Result]]) -> list[str]:
+    """Why no gap is shown: which bounds have not converged, and how many more rounds it would take."""
+    found = []
+    for block in blocks:
+        told = [sentence(line.bound, line.convergence) for line in block if line.convergence is not None]
+        if any(told) and any(not line.bound for line in block):
+            where = f" ({block[0].setting})" if len(blocks) > 1 else ""
+            found.append(f"No gap is shown{where}. {' '.join(text for text in told if text)} The rule: {RULE}.")
+    return found
 
 
 def verdicts(blocks: Sequence[Sequence[Result]]) -> list[str]:

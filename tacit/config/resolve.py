@@ -58,7 +58,7 @@ def as_given(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for layer in layers:
         given.update(flatten(layer))
     check_texts(given)
-    for section in ("method", "data", "net", "backend"):  # `net = "resnet18"` is short for `net.name`
+    for section in ("method", "data", "net", "server", "backend"):  # `net = "resnet18"` is short for `net.name`
         if isinstance(given.get(section), str):
             given[f"{section}.name"] = given.pop(section)
     for key in ("method.name", "method.preset", "method"):
@@ -96,6 +96,12 @@ def check_together(experiment: Experiment, method: type[Method]) -> None:
             f"The method '{experiment.method['name']}' does not work with labels at data.placement = "
             f'"{experiment.data.placement}". It needs {places}: write data.placement = {places}, or choose '
             f"another method (`tacit methods` lists who works where)."
+        )
+    own = experiment.method.get("server_momentum", 0)
+    if own and not experiment.server.takes_the_mean:
+        raise TacitError(
+            f"method.server_momentum = {shown(own)} and server.name = '{experiment.server.name}' are two ways to make "
+            "one step of the global model. Write method.server_momentum = 0, or leave [server] as it is by default."
         )
     asked, quorum = experiment.participation.count(experiment.data.clients), experiment.participation.quorum
     if quorum > asked:

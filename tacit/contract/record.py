@@ -34,6 +34,11 @@ KEYS: dict[str, Key] = {
     "per_class": Key("Accuracy by class", "share", "classes"),
     "clients_accuracy": Key("Accuracy of what each client sent", "share", "classes"),
     "clients_per_class": Key("Accuracy of what each client sent, by class", "share", "classes"),
+    # On the labelled images that parties keep back (`data.validation`).
+    "validation_accuracy": Key("Accuracy on the images kept back", "share", "more", True),
+    "validation_balanced_accuracy": Key("Balanced accuracy on the images kept back", "share", "more", True),
+    "validation_loss": Key("Loss on the images kept back", "number", "more", True),
+    "validation_images": Key("Images kept back that were asked", "number"),
     # Of pseudo-labels, compared with the truth where that is known: in simulations.
     "pseudo_accuracy": Key("Accepted pseudo-labels that are right", "share", "labels", True),
     "accepted_ratio": Key("Pseudo-labels accepted", "share", "labels", True),

@@ -81,6 +81,9 @@ class Data(Section):
     labels: Annotated[int, Field(ge=0, le=IMAGES, description="labelled images in all (server, clients; 0: all)")] = 50
     labeled_clients: Annotated[int, Field(ge=1, le=MANY, description="fully labelled clients (some-clients)")] = 1
     cover: Annotated[int, Field(ge=0, le=IMAGES, description="redraw until each class has this many labels")] = 0
+    validation: Annotated[
+        float, Field(ge=0, le=0.9, description="share of its labels that a party keeps back to judge by")
+    ] = 0.0
     reveal: Literal["none", "all"] = Field("none", description="all: every label is given, the upper bound")
     subset: Annotated[int, Field(ge=0, le=IMAGES, description="use only so many training images (0: all)")] = 0
     test_subset: Annotated[int, Field(ge=0, le=IMAGES, description="use only so many test images (0: all)")] = 0
@@ -120,13 +123,42 @@ class Train(Section):
     epochs: Annotated[int, Field(ge=1, le=EPOCHS, description="local epochs a round")] = 1
     server_epochs: Annotated[int, Field(ge=0, le=EPOCHS, description="on the server's labels (0: as epochs)")] = 0
     clip: Annotated[float, Field(ge=0, le=1e9, description="largest norm of a gradient (0: no limit)")] = 5.0
-    schedule: Literal["constant", "cosine"] = Field("constant", description="of the rate over the rounds")
+    schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="of the rate over the stage")
+    schedule_by: Literal["round", "step"] = Field("round", description="one rate a round, or one a step")
+    warmup: Annotated[float, Field(ge=0, lt=1, description="share of the stage in which the rate rises")] = 0.0
+    end: Annotated[float, Field(ge=0, le=1, description="share of the rate at the end of linear or cosine")] = 0.0
+    label_smoothing: Annotated[
+        float, Field(ge=0, lt=1, description="share of a label that is spread over all classes")
+    ] = 0.0
+    proximal: Annotated[
+        float, Field(ge=0, le=1e6, description="clients: pull towards the model that came (FedProx's mu)")
+    ] = 0.0
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: rare classes count more, by party"
     )
     logit_adjustment: Annotated[
         float, Field(ge=0, le=10, description="margin for rare classes, by the log of their share (0: none)")
     ] = 0.0
+
+
+class Server(Section):
+    """What the server makes of its clients' mean, and which model is the answer."""
+
+    name: Literal["mean", "momentum", "adam", "yogi"] = Field("mean", description="the server's optimiser")
+    lr: Annotated[float, Field(ge=0, le=1e6, description="of the step to the mean (0: 1, of adam and yogi 0.01)")] = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1, description="of momentum; beta1 of adam and yogi")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="of adam and yogi")] = 0.99
+    tau: Annotated[float, Field(gt=0, le=1e6, description="of adam and yogi: the larger, the less they adapt")] = 1e-3
+    answer: Literal["last", "mean", "ema"] = Field("last", description="evaluated and shipped: of which rounds")
+    answer_rounds: Annotated[int, Field(ge=1, le=1000, description="answer = mean: over so many last rounds")] = 5
+    answer_decay: Annotated[
+        float, Field(ge=0, lt=1, description="answer = ema: how much a round counts beside the next one")
+    ] = 0.8
+
+    @property
+    def takes_the_mean(self) -> bool:
+        """Whether the new model is the clients' mean itself."""
+        return self.name == "mean" and self.lr in (0, 1)
 
 
 class ViewChoice(Section):
@@ -201,13 +233,18 @@ class Experiment(Section):
     seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
     rounds: Annotated[int, Field(ge=1, le=MANY, description="rounds of the main stage")] = 20
     reporting: Literal["best", "last", "last-10"] = Field("last", description="which rounds the result is made of")
+    best_by: Literal["test", "accuracy", "balanced_accuracy", "loss"] = Field(
+        "test", description="best: by test accuracy, as papers do (it flatters), or by a figure of data.validation"
+    )
     evaluate_every: Annotated[int, Field(ge=1, le=MANY, description="evaluate each so many rounds, and at the end")] = 1
     evaluate_clients: bool = Field(False, description="evaluate what each client sent, too (costs a test pass each)")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     title: str = Field("", description="a line for people")
+    tuned: str = Field("", description="a line for people: how [train] and [server] were found (tacit tune)")
     data: Data = Data()
     net: Net = Net()
     train: Train = Train()
+    server: Server = Server()
     views: ViewChoice = ViewChoice()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg", "preset": "paper"})
     participation: Participation = Participation()
@@ -215,6 +252,17 @@ class Experiment(Section):
     keep: Keep = Keep()
     backend: Backend = Backend()
     paper: Paper = Paper()
+
+    @model_validator(mode="after")
+    def _best_by_what_is_there(self) -> "Experiment":
+        if self.best_by != "test" and self.reporting != "best":
+            raise ValueError(f'best_by = "{self.best_by}" is for reporting = "best"; here it is "{self.reporting}"')
+        if self.best_by != "test" and not (self.data.validation or self.data.split):
+            raise ValueError(
+                f'best_by = "{self.best_by}" needs labelled images that are kept back: write validation = 0.2 (a '
+                "share of them) under [data]"
+            )
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
@@ -231,6 +279,7 @@ FREE_ON_RESUME = (
     "backend.gpus",
     "backend.address",
     "title",
+    "tuned",
     "paper.accuracy",
     "paper.auc",
     "paper.source",

@@ -49,6 +49,14 @@ class Federation:
         labels = torch.from_numpy(self.dataset.test_labels[self.split.test])
         return Labeled(images.to(self.device), labels)
 
+    def validation(self, client: int) -> Labeled:
+        """What a client keeps back to judge models by; -1: the server."""
+        return self._labeled(self.split.kept_back(client))
+
+    def judges(self) -> list[int]:
+        """The parties that keep labelled images back; -1: the server."""
+        return [number - 1 for number, kept in enumerate(self.split.validation) if len(kept)]
+
     def truth(self, client: int) -> Tensor:
         """For the auditor alone: the true labels of a client's unlabelled images (-1 where nobody knows)."""
         return torch.from_numpy(self.dataset.train_labels[self.split.clients[client].unlabeled])
@@ -143,4 +151,5 @@ def setup_of(
         views=chosen,
         participation=experiment.participation,
         device=device,
+        server=experiment.server,
     )

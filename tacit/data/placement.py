@@ -30,7 +30,7 @@ def place(labels: np.ndarray, groups: np.ndarray | None, settings: Data, generat
     `clients`: such a pool and the rest are partitioned independently; a client's labelled images are in its
     unlabelled set, too (without their labels). `some-clients`: all is partitioned; the first clients know all
     labels, the others none. `cover` draws all of it again until the labelled parties together hold that many
-    images of each class. `reveal = "all"` then gives every holder the labels of what it holds.
+    images of each class.
 
     >>> settings = Data(partition="iid", clients=2, placement="server", labels=2, min_size=1)
     >>> placed = place(np.array([0, 1, 0, 1, 0, 1]), None, settings, np.random.default_rng(0))
@@ -54,8 +54,6 @@ def place(labels: np.ndarray, groups: np.ndarray | None, settings: Data, generat
         held = np.concatenate([server, *(labeled for labeled, _ in clients)])
         if _least_labels(used_labels, held) >= settings.cover:
             clients = [(chosen[labeled], chosen[unlabeled]) for labeled, unlabeled in clients]
-            if settings.reveal == "all":
-                clients = [reveal(labels, labeled, unlabeled) for labeled, unlabeled in clients]
             return Placed(chosen[server], clients, {**record, "draws": drawn})
     raise TacitError(
         f"cover = {settings.cover}: in {draws} draws the labelled images never held so many of each class "
@@ -97,8 +95,6 @@ def place_sites(labels: np.ndarray, sites: np.ndarray | None, names: tuple[str, 
             + ", ".join(f"{len(own)} at {name}" for name, (own, _) in zip(names, clients, strict=True))
             + f'. Write placement = "{fitting[0]}".'
         )
-    if settings.reveal == "all":
-        clients = [reveal(labels, own, rest) for own, rest in clients]
     return Placed(server, clients, {})
 
 
@@ -127,6 +123,31 @@ def reveal(labels: np.ndarray, labeled: np.ndarray, unlabeled: np.ndarray) -> tu
     ([0, 2], [0, 1, 2])
     """
     return np.union1d(labeled, unlabeled[labels[unlabeled] >= 0]), unlabeled
+
+
+def keep_back(
+    labels: np.ndarray, groups: np.ndarray | None, share: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Which of a party's labelled images (with these labels) it judges models by, and never learns: about `share` of
+    them, whole groups, of each class no more than its share rounded up, and never the last image of a class.
+
+    >>> labels = np.array([0] * 10 + [1] * 5 + [2])
+    >>> kept = keep_back(labels, None, 0.25, np.random.default_rng(0))
+    >>> int(kept.sum()), int(kept[labels == 2].sum())
+    (4, 0)
+    """
+    kept = np.zeros(len(labels), bool)
+    number = np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    held = np.bincount(labels, minlength=1)
+    most = np.minimum(np.ceil(np.round(share * held, 9)), np.maximum(held - 1, 0))
+    taken = np.zeros_like(held)
+    wanted = round(share * len(labels))
+    for group in generator.permutation(number.max(initial=-1) + 1):
+        members = np.flatnonzero(number == group) if groups is not None else np.array([group])
+        more = taken + np.bincount(labels[members], minlength=len(held))
+        if (more <= most).all() and more.sum() <= wanted:
+            kept[members], taken = True, more
+    return kept
 
 
 def check(settings: Data, train_images: int, classes: int, labeled: int = 0) -> None:

@@ -1,5 +1,7 @@
 """A split: which images each party holds, which of them with labels, and which images are tested on.
 
+Some labelled images may be kept back for validation: their holders judge models by them and never learn them.
+
 A split is small (index lists only), remembers its recipe and seed and the data it was made for, and loads
 back exactly, so that two methods or two machines see the same one.
 """
@@ -46,6 +48,11 @@ class Split:
     recipe: dict[str, Any]  # the settings it was drawn with, the sizes of the data, what happened in the draw
     seed: int
     fingerprint: str  # of the data set
+    validation: tuple[np.ndarray, ...] = ()  # int64: labelled images kept back at the server and at each client
+
+    def kept_back(self, client: int) -> np.ndarray:
+        """The labelled images that a client (-1: the server) keeps back for validation."""
+        return self.validation[client + 1] if self.validation else np.zeros(0, np.int64)
 
     def save(self, path: Path) -> None:
         write_atomically(path, self.to_bytes())
@@ -95,13 +102,14 @@ def make_split(dataset: Dataset, settings: Data, seed: int) -> Split:
     if settings.split and settings.split not in PUBLISHED:
         return _saved_split(dataset, settings)
     labels = np.asarray(dataset.train_labels)
+    groups = dataset.train_groups
     generator = numpy_generator(seed, "split", "train")
     if settings.split:
         placed = place_published(labels, settings, generator)
     elif settings.partition == "sites":
         placed = placement.place_sites(labels, dataset.train_sites, dataset.sites, settings)
     else:
-        placed = placement.place(labels, dataset.train_groups, settings, generator)
+        placed = placement.place(labels, groups, settings, generator)
     test = np.arange(len(dataset.test_labels))
     if settings.test_subset:
         test_generator = numpy_generator(seed, "split", "test")
@@ -114,8 +122,40 @@ def make_split(dataset: Dataset, settings: Data, seed: int) -> Split:
         "site_names": list(dataset.sites) if settings.partition == "sites" else [],
         **placed.record,
     }
-    clients = tuple(Part(_fixed(labeled), _fixed(unlabeled)) for labeled, unlabeled in placed.clients)
-    return Split(_fixed(placed.server), clients, _fixed(test), recipe, seed, dataset.fingerprint)
+    validation = _kept_back(placed, labels, groups, settings.validation, seed)
+    server, clients = placed.server, placed.clients
+    if validation:
+        server = np.setdiff1d(server, validation[0])
+        held = zip(clients, validation[1:], strict=True)
+        clients = [(np.setdiff1d(one, kept), np.setdiff1d(other, kept)) for (one, other), kept in held]
+    if settings.reveal == "all":
+        clients = [placement.reveal(labels, labeled, unlabeled) for labeled, unlabeled in clients]
+    parts = tuple(Part(_fixed(labeled), _fixed(unlabeled)) for labeled, unlabeled in clients)
+    return Split(_fixed(server), parts, _fixed(test), recipe, seed, dataset.fingerprint, validation)
+
+
+def _kept_back(
+    placed: placement.Placed, labels: np.ndarray, groups: np.ndarray | None, share: float, seed: int
+) -> tuple[np.ndarray, ...]:
+    """What the server and each client keep back of their labelled images; nothing at all where none is asked for."""
+    if not share:
+        return ()
+    kept = []
+    for client, held in enumerate([placed.server, *(labeled for labeled, _ in placed.clients)], start=-1):
+        own_groups = None if groups is None else groups[held]
+        chosen = placement.keep_back(labels[held], own_groups, share, validation_generator(seed, client))
+        kept.append(_fixed(held[chosen]))
+    if not sum(map(len, kept)):
+        raise TacitError(
+            f"validation = {share:g} keeps no image back: the labelled parties hold too few labels for that. Write a "
+            "larger share, or validation = 0."
+        )
+    return tuple(kept)
+
+
+def validation_generator(seed: int, client: int) -> np.random.Generator:
+    """The chance by which a party (-1: the server) chooses its validation images, the same at a real site."""
+    return numpy_generator(seed, "split", "validation", client)
 
 
 def _saved_split(dataset: Dataset, settings: Data) -> Split:
@@ -128,6 +168,11 @@ def _saved_split(dataset: Dataset, settings: Data) -> Split:
                 f"The saved split {settings.split} has {key} = {split.recipe[key]}, but the experiment says "
                 f"{key} = {asked}. Write {key} = {split.recipe[key]}, or use another split."
             )
+    if split.recipe.get("validation", 0.0) != settings.validation:
+        raise TacitError(
+            f"The saved split {settings.split} keeps back {split.recipe.get('validation', 0.0):g} of the labels, but "
+            f"the experiment says validation = {settings.validation:g}. Write the same, or use another split."
+        )
     if settings.reveal == "all" and split.recipe["reveal"] != "all":
         labels = np.asarray(dataset.train_labels)
         clients = (placement.reveal(labels, part.labeled, part.unlabeled) for part in split.clients)
@@ -154,10 +199,12 @@ def load_split(path: Path) -> Split:
         train_images, test_images, clients = (int(recipe[key]) for key in ("train_images", "test_images", "clients"))
         lists = np.split(indices, offsets[1:-1])
         in_order = offsets[0] == 0 and offsets[-1] == len(indices) and (np.diff(offsets) >= 0).all()
-        if len(lists) != 2 * clients + 2 or not in_order:
+        kept_back = clients + 1 if recipe.get("validation") else 0
+        if len(lists) != 2 * clients + 2 + kept_back or not in_order:
             raise ValueError("its lists do not belong together")
-        *train, test = lists
-        if not (_within(np.concatenate(train), train_images) and _within(test, test_images)):
+        *train, test = lists[: 2 * clients + 2]
+        validation = lists[2 * clients + 2 :]
+        if not (_within(np.concatenate([*train, *validation]), train_images) and _within(test, test_images)):
             raise ValueError("it names images that do not exist")
     except Exception as error:  # there is no end to what the readers of a damaged zip can raise
         raise TacitError(
@@ -167,15 +214,17 @@ def load_split(path: Path) -> Split:
     parts = tuple(
         Part(_fixed(labeled), _fixed(unlabeled)) for labeled, unlabeled in zip(train[1::2], train[2::2], strict=True)
     )
-    return Split(_fixed(train[0]), parts, _fixed(test), recipe, seed, fingerprint)
+    kept = tuple(_fixed(part) for part in validation)
+    return Split(_fixed(train[0]), parts, _fixed(test), recipe, seed, fingerprint, kept)
 
 
 def _lists(split: Split) -> list[np.ndarray]:
-    """Server, then labelled and unlabelled of each client, then test: the order in the file."""
+    """Server, then labelled and unlabelled of each client, then test, then validation: the order in the file."""
     return [
         split.server,
         *(one for part in split.clients for one in (part.labeled, part.unlabeled)),
         split.test,
+        *split.validation,
     ]
 
 

@@ -28,7 +28,8 @@ def run_summary(plan: Plan, records: Sequence[Mapping[str, Any]], seconds: float
         "data_note": plan.dataset.note,
         "seed": experiment.seed,
         "reporting": experiment.reporting,
-        **summarize(main, experiment.reporting),
+        **({"best_by": experiment.best_by} if experiment.reporting == "best" else {}),
+        **summarize(main, experiment.reporting, experiment.best_by),
         "rounds": len(records),
         "parameters": sum(p.numel() for p in plan.setup.build().parameters()),
         "bytes_up": sum(r["bytes_up"] for r in records),
@@ -53,8 +54,10 @@ def run_summary(plan: Plan, records: Sequence[Mapping[str, Any]], seconds: float
     }
 
 
-def summarize(records: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
+def summarize(records: Sequence[Mapping[str, Any]], rule: str, best_by: str = "test") -> dict[str, Any]:
     """The result of a run by its reporting rule: the best round, the last one, or the last ten with their spread.
+
+    The best round is found by its test accuracy, or by a figure of the images that parties keep back.
 
     >>> rounds = [{"round": 0, "accuracy": 0.5}, {"round": 1, "accuracy": 0.8}, {"round": 2, "accuracy": 0.7}]
     >>> summarize(rounds, "best")["accuracy"], summarize(rounds, "last")["accuracy"]
@@ -65,7 +68,7 @@ def summarize(records: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]
     if not records:
         return {"accuracy": None}
     if rule == "best":
-        chosen = [max(records, key=lambda record: record["accuracy"])]
+        chosen = [best_round(records, best_by)]
     else:
         chosen = list(records[-10:] if rule == "last-10" else records[-1:])
     result: dict[str, Any] = {}
@@ -77,6 +80,25 @@ def summarize(records: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]
                 result[f"{name}_std"] = float(np.std(values))
     result["reported_rounds"] = [record["round"] for record in chosen]
     return result
+
+
+def best_round(records: Sequence[Mapping[str, Any]], best_by: str) -> Mapping[str, Any]:
+    """The round with the best figure, the first of equals; where some judges were away, a round does not count.
+
+    >>> rounds = [
+    ...     {"round": 0, "accuracy": 0.9, "validation_loss": 0.5, "validation_images": 8.0},
+    ...     {"round": 1, "accuracy": 0.8, "validation_loss": 0.4, "validation_images": 8.0},
+    ...     {"round": 2, "accuracy": 0.7, "validation_loss": 0.1, "validation_images": 3.0},
+    ... ]
+    >>> best_round(rounds, "test")["round"], best_round(rounds, "loss")["round"]
+    (0, 1)
+    """
+    if best_by == "test":
+        return max(records, key=lambda record: record["accuracy"])
+    key, sign = f"validation_{best_by}", -1 if best_by == "loss" else 1
+    most = max(record.get("validation_images", 0.0) for record in records)
+    judged = [r for r in records if r.get(key) is not None and r["validation_images"] == most]
+    return max(judged, key=lambda record: sign * record[key]) if judged else records[-1]
 
 
 def by_client(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:

@@ -18,6 +18,42 @@ def score(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     return {name: _plain(value) for name, value in metrics.summary(probs, labels).items()}
 
 
+def tally(probs: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """What parties tell of a model on the images that they keep back, by true class [3, K]: how many there are, how
+    many are named rightly, and the sum of their cross-entropies. Tallies of several parties are added up.
+
+    >>> tally(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([1, 1]), 2)
+    tensor([[0.0000, 2.0000],
+            [0.0000, 1.0000],
+            [0.0000, 0.9808]], dtype=torch.float64)
+    """
+    counts = torch.zeros(3, classes, dtype=torch.float64)
+    if len(labels):
+        chosen = probs.double().gather(1, labels[:, None]).squeeze(1).clamp(min=1e-12)
+        right = (probs.argmax(dim=1) == labels).double()
+        counts.index_add_(1, labels, torch.stack([torch.ones_like(chosen), right, -chosen.log()]))
+    return counts
+
+
+def validation_figures(counts: Tensor) -> dict[str, float]:
+    """The figures of a model on the images that all parties keep back, from the sum of their tallies.
+
+    >>> validation_figures(torch.tensor([[8.0, 2.0, 0.0], [8.0, 1.0, 0.0], [1.0, 4.0, 0.0]]))
+    {'validation_images': 10.0, 'validation_accuracy': 0.9, 'validation_balanced_accuracy': 0.75,
+    'validation_loss': 0.5}
+    """
+    images, right, loss = counts.double()
+    if not images.sum() > 0:
+        return {}
+    present = images > 0
+    return {
+        "validation_images": float(images.sum()),
+        "validation_accuracy": float(right.sum() / images.sum()),
+        "validation_balanced_accuracy": float((right[present] / images[present]).mean()),
+        "validation_loss": float(loss.sum() / images.sum()),
+    }
+
+
 def _plain(value: float | list[float]) -> float | list[float | None] | None:
     if isinstance(value, list):
         return [None if math.isnan(v) else v for v in value]

@@ -23,7 +23,6 @@ from tacit.contract.method import (
     Share,
     Stage,
     Task,
-    mean_model,
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
@@ -125,7 +124,9 @@ class CBAFed(Method):
         if not len(me.shard.unlabeled):
             return self.learn_labels(weights, memory, me)
         model, images = me.model(weights), me.shard.unlabeled
-        optimizer = me.optimizer(model, me.scheduled(self.unlabeled_lr), weights_in(memory, "momentum", missing={}))
+        momentum, steps = weights_in(memory, "momentum", missing={}), me.steps(len(images))
+        known = steps if self.labels == "batch" else 0  # fixed labels: only when it is known how many were accepted
+        optimizer = me.optimizer(model, me.scheduled(self.unlabeled_lr), momentum, known)
         thresholds, tail = task.tensor("thresholds").to(me.device), self._tail(task.tensor("shares")).to(me.device)
         look = partial(predict, model, images, partial(me.views.weak_view, generator=me.rng("prior views")))
         moving = self.debias_prior == "moving"
@@ -188,7 +189,7 @@ class CBAFed(Method):
         hub.note(party_weights=weights)
         if not any(weights):
             return state
-        model = mean_model(parties, weights)
+        model = hub.mean_model(weights_in(state, "model"), parties, weights)
         anchor = weights_in(state, "anchor") if "anchor" in state else model  # no warm-up: the first model
         counts = torch.stack([party.tensor("counts") for party in parties]).sum(dim=0)
         if self.residual_server and self.residual_every and hub.round and hub.round % self.residual_every == 0:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import nn
 
-from tacit.contract.method import Reply, Share, mean_model
+from tacit.contract.method import Reply, Share
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, weights_in
 from tacit.methods.fixmatch import Accept, FixMatch
@@ -46,7 +46,8 @@ class FedConsist(FixMatch):
         examples = [party.examples for party in parties]
         weights = shares(examples) if self.plus else labeled_shares(examples, labeled, self.labeled_share)
         hub.note(party_weights=weights)
-        return {"model": mean_model(parties, weights)} if any(weights) else state
+        old = weights_in(state, "model")
+        return {"model": hub.mean_model(old, parties, weights)} if any(weights) else state
 
     def learned_view(self, me: Client) -> View:
         return me.views.strong_view if self.view == "strong" else me.views.weak_view

@@ -24,7 +24,6 @@ from tacit.contract.method import (
     Share,
     Stage,
     Task,
-    mean_model,
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
@@ -113,14 +112,16 @@ class FedIRM(Method):
         known = known_rows(relation)[:, None]  # of a class that nobody told about now, what was told last stays
         relation = torch.where(known, relation, tensor_in(state, "relation"))
         hub.note(party_weights=ways[self.weigh], relation_diagonal=relation.diagonal())
-        model = mean_model(parties, ways[self.weigh]) if any(examples) else state["model"]
+        model = weights_in(state, "model")
+        model = hub.mean_model(model, parties, ways[self.weigh]) if any(examples) else model
         return {"model": model, "relation": relation}
 
     def learn_labels(self, weights: Weights, side: Client | Hub) -> Reply:
         """A labelled party's round: cross-entropy on two views, and on the way the relation of the classes."""
         model, own = side.model(weights), self._labels(side)
-        optimizer, losses = side.optimizer(model), list[float]()
-        for loss in own.losses(model, self.labeled_epochs or side.epochs):
+        epochs, losses = self.labeled_epochs or side.epochs, list[float]()
+        optimizer = side.optimizer(model, steps=side.steps(len(own.labels), epochs=epochs))
+        for loss in own.losses(model, epochs):
             optimizer_step(model, optimizer, loss, side.train.clip)
             losses.append(float(loss.detach()))
         send: Payload = {"model": side.weights(model), "relation": own.relation(side.classes)}
@@ -146,7 +147,8 @@ class FedIRM(Method):
             return strength * loss + (next(label_losses) if len(own.labels) else 0.0)
 
         epochs = (two_view_batches(images, me.train.batch, weak, weak, chance) for _ in range(me.epochs))
-        optimizer, clip = me.optimizer(model, me.scheduled(self.unlabeled_lr)), me.train.clip
+        rate, clip = me.scheduled(self.unlabeled_lr), me.train.clip
+        optimizer = me.optimizer(model, rate, steps=me.steps(len(images)))
         loss, _ = learn_with_teacher(
             model, slow, chain.from_iterable(epochs), loss_of, optimizer=optimizer, clip=clip, decays=repeat(self.decay)
         )

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from tacit.contract.method import AtLeastOne, Count, Method, NotNegative, Reply, Share, Task, mean_model
+from tacit.contract.method import AtLeastOne, Count, Method, NotNegative, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import shares, stacked, unstacked
 from tacit.pieces.debias import average_prediction, debias, debiasing
 from tacit.pieces.label import PseudoLabels, confident
-from tacit.pieces.train import batches, optimizer_step, predict
+from tacit.pieces.train import batch_count, batches, optimizer_step, predict
 
 Ties = Literal["local", "lowest"]
 
@@ -98,7 +98,8 @@ class FedMatch(Method):
         if not images:
             return Reply(send={"sigma": self._learn_labels(sigma, psi, me)}, examples=labels)
         model = Decomposed(me.model(sigma), sigma, psi)
-        optimizer, order, chance = me.optimizer(model), me.rng("order"), me.rng("views")
+        steps = me.steps(labels) + me.steps(images, unlabeled_batch(labels, images, me.train.batch))
+        optimizer, order, chance = me.optimizer(model, steps=steps), me.rng("order"), me.rng("views")
         advice = self._ask(model, task, me)
         for _ in range(me.epochs):
             for known, unknown in disjoint_batches(labels, images, me.train.batch, order):
@@ -118,7 +119,7 @@ class FedMatch(Method):
         for name in parts:
             parties = [reply for reply in replies if name in reply.send and reply.examples > 0]
             if parties:
-                parts[name] = mean_model(parties, shares([1.0] * len(parties)), name)
+                parts[name] = hub.mean_model(parts[name], parties, shares([1.0] * len(parties)), name)
         memory = self._remember(state, replies, hub)
         return {**state, "sigma": self._learn_labels(**parts, side=hub), "psi": parts["psi"], "memory": memory}
 
@@ -164,7 +165,8 @@ class FedMatch(Method):
         if not len(side.shard.labeled):
             return sigma
         model = Decomposed(side.model(sigma), sigma, psi)
-        optimizer, order, chance = side.optimizer(model), side.rng("order"), side.rng("views")
+        optimizer = side.optimizer(model, steps=side.steps(len(side.shard.labeled)))
+        order, chance = side.rng("order"), side.rng("views")
         for _ in range(side.epochs):
             for which in batches(len(side.shard.labeled), side.train.batch, order):
                 optimizer_step(model, optimizer, self._label_loss(model, which, side, chance), side.train.clip)
@@ -265,6 +267,16 @@ def cut_small(psi: Weights, limit: float) -> Weights:
     return {name: torch.where(tensor.abs() > limit, tensor, 0.0) for name, tensor in psi.items()}
 
 
+def unlabeled_batch(labeled: int, unlabeled: int, size: int) -> int:
+    """How many unlabelled images stand beside a labelled batch, so that both sets are seen once; `size` without labels.
+
+    >>> unlabeled_batch(20, 90, 10), unlabeled_batch(0, 20, 10)
+    (45, 10)
+    """
+    known = batch_count(labeled, size)
+    return -(-unlabeled // known) if known else size
+
+
 def disjoint_batches(
     labeled: int, unlabeled: int, size: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
@@ -280,8 +292,7 @@ def disjoint_batches(
     ([(10, 45), (10, 45)], [(0, 10), (0, 10)], [(10, 0), (10, 0)], [])
     """
     known = list(batches(labeled, size, generator))
-    share = -(-unlabeled // len(known)) if known else size
-    yield from zip_longest(known, batches(unlabeled, share, generator))
+    yield from zip_longest(known, batches(unlabeled, unlabeled_batch(labeled, unlabeled, size), generator))
 
 
 # --- Helpers: who is like me, how far are we apart, what do we agree on ----------------------------------------------

@@ -108,8 +108,8 @@ class FixMatch(Method):
 
         images, labeled, weak = me.shard.unlabeled, me.shard.labeled, me.views.weak_view
         own = endless_batches(labeled.images, labeled.labels, me.train.batch, weak, me.rng("labeled views"))
-        optimizer, generator = me.optimizer(model, self.rate(me)), me.rng("unlabeled views")
-        size = round(me.train.batch * self.ratio)
+        generator, size = me.rng("unlabeled views"), round(me.train.batch * self.ratio)
+        optimizer = me.optimizer(model, self.rate(me), steps=me.steps(len(images), size))
         loss = 0.0
         for _ in range(me.epochs):
             epoch = two_view_batches(images, size, weak, self.learned_view(me), generator)

@@ -21,7 +21,6 @@ from tacit.contract.method import (
     Share,
     Stage,
     Task,
-    mean_model,
 )
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
@@ -101,7 +100,8 @@ class PDCFed(Method):
         model, momentum = me.model(task.weights("model")), weights_in(memory, "momentum", missing={})
         keep: Payload = {}
         if len(me.shard.unlabeled):
-            optimizer, usual = me.optimizer(model, me.scheduled(self.unlabeled_lr), momentum), self.recall(memory, me)
+            steps, usual = me.steps(len(me.shard.unlabeled)), self.recall(memory, me)
+            optimizer = me.optimizer(model, me.scheduled(self.unlabeled_lr), momentum, steps)
             loss = self.learn(model, usual, optimizer, me)
             keep |= {name: tensor.detach().cpu().clone() for name, tensor in usual.items()}
         else:
@@ -171,7 +171,8 @@ class PDCFed(Method):
         boosts = [self.labeled_boost if reply.client in hub.labeled_clients else 1.0 for reply in replies]
         weights = shares([reply.examples * boost for reply, boost in zip(replies, boosts, strict=True)])
         hub.note(client_weights=weights)
-        model = mean_model(replies, weights) if any(weights) else weights_in(state, "model")
+        model = weights_in(state, "model")
+        model = hub.mean_model(model, replies, weights) if any(weights) else model
         return {"model": hub.finetune(model)}
 
 

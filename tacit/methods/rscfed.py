@@ -29,7 +29,7 @@ from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.methods.fedavg import WarmUp
 from tacit.nets.optimizer import momentum_of
-from tacit.pieces.aggregate import shares, weighted_mean
+from tacit.pieces.aggregate import shares
 from tacit.pieces.consistency import endless_loss, two_view_batches
 from tacit.pieces.teacher import early_decay, learn_with_teacher, sharpen, squared_error
 from tacit.pieces.train import weights_of
@@ -108,7 +108,8 @@ class RSCFed(Method):
         model = me.model(weights)
         unlabeled = len(me.shard.unlabeled) > 0
         rate = me.scheduled(self.unlabeled_lr) if unlabeled else me.learning_rate
-        optimizer = me.optimizer(model, rate, weights_in(memory, "momentum", missing={}))
+        steps = me.steps(len(me.shard.unlabeled))
+        optimizer = me.optimizer(model, rate, weights_in(memory, "momentum", missing={}), steps)
         keep: Payload = {}
         if unlabeled:  # the teacher is this client's own, from its first task on: no model of the server resets it
             teacher = me.model(weights_in(memory, "teacher") if "teacher" in memory else weights)
@@ -138,7 +139,8 @@ class RSCFed(Method):
             if any(weights):
                 models.append(mean_model(members, weights))
         hub.note(party_weights=noted)  # group by group, as they answered; a server with labels is last in each
-        return {"model": weighted_mean(models, [1 / len(models)] * len(models))} if models else state
+        agreed = [Reply(send={"model": model}, examples=1) for model in models]
+        return {"model": hub.mean_model(weights_in(state, "model"), agreed)} if agreed else state
 
     def consensus_weights(self, members: Sequence[Reply], labeled: Sequence[bool]) -> list[float]:
         """Distance-reweighted aggregation (DMA): w_i ∝ n_i · exp(−scale · ‖θ_i − θ̄‖ / n_i), labelled ones boosted."""

@@ -96,6 +96,17 @@ def residual(older: Weights, newer: Weights, share: float) -> Weights:
     return weighted_mean([older, newer], [share, 1.0 - share])
 
 
+def is_learned(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor of a model is learned by steps: no counter, none of BN's running statistics.
+
+    A step beyond a mean could make a variance negative.
+
+    >>> is_learned("fc.bias", torch.zeros(1)), is_learned("bn.running_var", torch.zeros(1))
+    (True, False)
+    """
+    return tensor.is_floating_point() and not name.endswith(("running_mean", "running_var"))
+
+
 def server_momentum(old: Weights, mean: Weights, velocity: Weights, momentum: float) -> tuple[Weights, Weights]:
     """The server's step with momentum (learning rate 1): v ← m·v + (old − mean), new = old − v.
 
@@ -111,7 +122,7 @@ def server_momentum(old: Weights, mean: Weights, velocity: Weights, momentum: fl
     """
     new, after = {}, {}
     for name, tensor in old.items():
-        if not tensor.is_floating_point() or name.endswith(("running_mean", "running_var")):
+        if not is_learned(name, tensor):
             new[name] = mean[name]
             continue
         step = tensor - mean[name]

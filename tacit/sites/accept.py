@@ -35,7 +35,7 @@ def for_sites(experiment: Experiment) -> dict[str, Any]:
     """The experiment without what is only true on the server's machine: paths, its backend, its device."""
     settings = experiment.to_dict()
     settings["device"] = "cpu" if experiment.device == "cpu" else "auto"
-    settings["title"], settings["paper"] = "", {}
+    settings["title"], settings["tuned"], settings["paper"] = "", "", {}
     settings["data"] |= Data(name="own").model_dump(include={"name", "sites", "split"})
     settings["method"] |= {"name": Path(settings["method"]["name"]).name}
     settings["backend"] = Backend(name="flower").model_dump()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from tacit.backends.base import Outcome, waves
@@ -19,7 +20,7 @@ from tacit.core.errors import TacitError
 from tacit.core.payload import Limits, Weights
 from tacit.core.settings import Experiment
 from tacit.core.text import safe
-from tacit.evaluation.scores import PREDICT_BATCH
+from tacit.evaluation.scores import PREDICT_BATCH, tally
 from tacit.pieces.train import predict
 from tacit.sites.accept import for_sites
 from tacit.sites.envelope import from_record, to_record
@@ -84,11 +85,18 @@ class FlowerBackend:
     """Sends tasks to sites, takes what comes back if it is a reply, and evaluates here."""
 
     def __init__(
-        self, experiment: Experiment, setup: Setup, test: Labeled, federated: Federated, transport: Transport
+        self,
+        experiment: Experiment,
+        setup: Setup,
+        test: Labeled,
+        federated: Federated,
+        transport: Transport,
+        kept_back: Labeled | None = None,
     ) -> None:
         self.experiment = experiment
         self.setup = setup
         self.test = test
+        self.kept_back = kept_back  # by the server itself, to judge models by
         self.federated = federated
         self.transport = transport
         self.net_pool = NetPool(setup)
@@ -161,8 +169,36 @@ class FlowerBackend:
         return Outcome(reply, None, 0.0)
 
     def predict_test(self, weights: Weights) -> Tensor:
+        return self._predict(weights, self.test.images)
+
+    def _predict(self, weights: Weights, images: Tensor) -> Tensor:
         self.net_pool.clear()
-        return predict(self.net_pool.take(weights), self.test.images, self.setup.views.plain, PREDICT_BATCH).cpu()
+        return predict(self.net_pool.take(weights), images, self.setup.views.plain, PREDICT_BATCH).cpu()
+
+    def validate(self, weights: Weights) -> Tensor:
+        """The server's own tally, and those of the labelled sites that answer; what cannot be one is left out."""
+        classes = len(self.setup.classes)
+        counts = torch.zeros(3, classes, dtype=torch.float64)
+        if self.kept_back is not None and len(self.kept_back):
+            counts += tally(self._predict(weights, self.kept_back.images), self.kept_back.labels.cpu(), classes)
+        names = {self.federated.sites[client]: client for client in self.federated.labeled}
+        self._listen(set(names))
+        content = payload.to_bytes({"model": weights})
+        envelopes = {
+            name: pack(self.federated.request(self.experiment, client, "judge"), content)
+            for name, client in names.items()
+            if not self._why_not(name)
+        }
+        responses = self.transport.request(envelopes, self.federated.patience, lambda name: None) if envelopes else {}
+        for name, client in names.items():
+            if isinstance(response := responses.get(name), bytes):
+                counts += read_tally(response, client, classes, self._most_kept(client))
+        return counts
+
+    def _most_kept(self, client: int) -> float:
+        """How many images a site can have kept back, if it takes part with as many as it registered."""
+        share, images = self.experiment.data.validation, (self.federated.images or {client: 0})[client]
+        return share / (1 - share) * images + 1
 
     def memory_bytes(self) -> int:
         return 0  # it lies on the sites' own disks, where the server cannot look
@@ -185,6 +221,20 @@ def read_reply(response: bytes, task: Task, largest: int) -> Reply:
         client=task.client,
         group=task.group,
     )
+
+
+def read_tally(response: bytes, client: int, classes: int, most: float) -> Tensor:
+    """The tally in an envelope from a site that can have kept so many images back; zeros where it cannot be one."""
+    nothing = torch.zeros(3, classes, dtype=torch.float64)
+    try:
+        header, content = unpack(response, Response, ROOM)
+        told = payload.tensor_in(payload.from_bytes(content, Limits(total=ROOM)), "tally").double()
+    except (TacitError, KeyError, TypeError, ValueError):
+        return nothing
+    fits = header.kind == "judge" and header.client == client and told.shape == nothing.shape
+    if not fits or not torch.isfinite(told).all() or (told < 0).any():
+        return nothing
+    return told if (told[1] <= told[0]).all() and told[0].sum() <= most else nothing
 
 
 def say_hello(

@@ -29,7 +29,8 @@ def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, sc
     """One round of every stage, by the same code that answers the server."""
     facts = read_facts(facts_file) if facts_file else facts_of(site.settings.data, experiment.data.image_size)
     screen.print("The same code as in a run works on this site's own images now. Nothing is sent.\n")
-    hello = hello_of(look(site, experiment, facts)[2], 0)
+    own = look(site, experiment, facts)[2]
+    hello = hello_of(own.shard, 0)
     screen.print(
         f"Once, at the start: whether this site holds labels ({'yes' if hello.labeled else 'no'}) and how many images "
         f"it takes part with ({hello.images:,}), in {len(pack(hello))} bytes."
@@ -47,6 +48,11 @@ def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, sc
             table.add_row(f"(metric) {name}", "number", "", f"{number:g}")
         screen.print(table)
         screen.print(f"{len(sent(reply)):,} bytes in all ({size_text(len(sent(reply)))}), names and shapes included.")
+    if len(own.kept_back):
+        screen.print(
+            f"Each time the model is evaluated: of {len(own.kept_back)} labelled images that are kept back here, by "
+            "class, how many there are, how many the model names rightly, and the sum of their losses."
+        )
     screen.print(
         "\nWeights were trained on this site's images, and small vectors count its classes or its predictions: see "
         "'What is protected and what is not' in docs/sites.md."
@@ -60,7 +66,7 @@ def _values(tensor: torch.Tensor) -> str:
     return ", ".join(f"{value:.4g}" for value in tensor.flatten().tolist())
 
 
-def look(site: Site, experiment: Experiment, facts: Facts) -> tuple[Experiment, type[Method], Shard]:
+def look(site: Site, experiment: Experiment, facts: Facts) -> tuple[Experiment, type[Method], OwnShard]:
     """What this site would use if the server asked for this experiment; a refusal, if it would refuse."""
     file = method_file(experiment)
     federated = Federated(
@@ -74,13 +80,13 @@ def look(site: Site, experiment: Experiment, facts: Facts) -> tuple[Experiment, 
 
 def replies(site: Site, experiment: Experiment, facts: Facts) -> list[tuple[Stage, Reply]]:
     """This site's reply in the first round of every stage it takes part in; the server is made up."""
-    own, method, shard = look(site, experiment, facts)
-    labeled = (0,) if len(shard.labeled) else ()
+    own, method, held = look(site, experiment, facts)
+    labeled = (0,) if len(held.shard.labeled) else ()
     setup = site_setup(own, facts, 1, labeled)
     found: list[tuple[Stage, Reply]] = []
     past: dict[str, Payload] = {}
     with tempfile.TemporaryDirectory() as folder:  # what it would keep is forgotten again
-        worker = Worker(setup, OwnShard(shard), ClientMemory(Path(folder), own.keep))
+        worker = Worker(setup, held, ClientMemory(Path(folder), own.keep))
         for stage in stages_of(own, method):
             state, tasks = _server(stage, setup, past)
             past[stage.name] = state

@@ -26,10 +26,11 @@ def write_parties(plan: Plan, folder: Path) -> list[Path]:
     dataset, split = plan.dataset, plan.split
     written = []
     for number, part in enumerate(split.clients):
-        known = set(part.labeled.tolist())
-        rows = [(index, index in known) for index in np.union1d(part.labeled, part.unlabeled).tolist()]
+        labeled = np.union1d(part.labeled, split.kept_back(number))  # it chooses what to keep back by itself
+        known = set(labeled.tolist())
+        rows = [(index, index in known) for index in np.union1d(labeled, part.unlabeled).tolist()]
         written.append(_write(folder / f"site-{number}", plan, [(index, known, "train") for index, known in rows]))
-    server = [(index, True, "train") for index in split.server.tolist()]
+    server = [(index, True, "train") for index in np.union1d(split.server, split.kept_back(-1)).tolist()]
     written.insert(
         0, _write(folder / "server", plan, [*server, *((index, True, "test") for index in split.test.tolist())])
     )

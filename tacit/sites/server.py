@@ -26,7 +26,8 @@ from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation
 from tacit.data.party import FACTS, Facts, PartyData, facts_of, load_party, server_parts
-from tacit.data.split import Part, Split
+from tacit.data.placement import keep_back
+from tacit.data.split import Part, Split, validation_generator
 from tacit.engine.run import run_plan
 from tacit.runs.folder import Run
 from tacit.runs.plan import Plan, stages_of
@@ -194,8 +195,8 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
 
     def make_backend(plan: Plan, folder: OpenRun) -> Backend:
         replace(roster, labeled=federated.labeled, images=federated.images).save(folder.folder)
-        test = Federation(plan.dataset, plan.split, plan.setup.device).test()
-        return FlowerBackend(experiment, plan.setup, test, federated, transport)
+        own = Federation(plan.dataset, plan.split, plan.setup.device)
+        return FlowerBackend(experiment, plan.setup, own.test(), federated, transport, own.validation(-1))
 
     return run_plan(plan, out, make_backend, job.resume, watcher)
 
@@ -274,7 +275,12 @@ def plan_for(
         "sites": list(federated.sites),
     }
     clients = tuple(Part(nothing, nothing) for _ in federated.sites)
-    split = Split(np.arange(len(train)), clients, np.arange(len(labels)), recipe, experiment.seed, "")
+    own, kept_back = np.arange(len(train)), tuple[np.ndarray, ...]()
+    if experiment.data.validation:
+        chance = validation_generator(experiment.seed, -1)
+        chosen = keep_back(party.labels[train], None, experiment.data.validation, chance)
+        own, kept_back = np.flatnonzero(~chosen), (np.flatnonzero(chosen), *(nothing for _ in clients))
+    split = Split(own, clients, np.arange(len(labels)), recipe, experiment.seed, "", kept_back)
     setup = site_setup(experiment, facts, len(federated.sites), federated.labeled)
     setup.build()  # a net that does not fit the images says so now
     return Plan(experiment, stages_of(experiment, kind), dataset, split, setup, (), federated.images)

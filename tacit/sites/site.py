@@ -7,7 +7,9 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ from tacit.core.settings import Experiment
 from tacit.core.text import safe, safe_lines
 from tacit.data.federation import setup_of
 from tacit.data.party import Facts, PartyData, load_party
+from tacit.data.placement import keep_back
+from tacit.data.split import validation_generator
 from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
 from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
@@ -38,6 +42,7 @@ class OwnShard:
     """The one shard of this site; nobody knows the true labels of its unlabelled images."""
 
     shard: Shard
+    kept_back: Labeled
 
     def client_shard(self, client: int) -> Shard:
         return self.shard
@@ -47,6 +52,9 @@ class OwnShard:
 
     def test(self) -> Labeled:
         raise TacitError("A site has no test set.")
+
+    def validation(self, client: int) -> Labeled:
+        return self.kept_back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +86,7 @@ class Site:
             return self.settings.name.encode()
         try:
             request, content = unpack(data, Request, self.settings.largest)
-            envelope, line = self._hello(request) if request.kind == "hello" else self._train(request, content)
+            envelope, line = self._answer(request, content)
         except Refusal as refusal:
             envelope, line = _refused(str(refusal)), f"refused: {refusal}"
         except TacitError as error:
@@ -97,8 +105,14 @@ class Site:
         except Exception:
             log.warning("A line could not be shown.")
 
+    def _answer(self, request: Request, content: bytes) -> tuple[bytes, str]:
+        if request.kind == "hello":
+            return self._hello(request)
+        return self._train(request, content) if request.kind == "train" else self._judge(request, content)
+
     def _hello(self, request: Request) -> tuple[bytes, str]:
-        experiment, _, shard = self._look(request)
+        experiment, _, own = self._look(request)
+        shard = own.shard
         memory = self._kept(request, experiment)
         memory.go_back(request.step)
         answered = self._check_memory(memory, request.step)
@@ -130,6 +144,16 @@ class Site:
             f"{request.stage} round {request.round + 1}/{request.rounds}: sent {names} ({size_text(len(data))} in all)",
         )
 
+    def _judge(self, request: Request, content: bytes) -> tuple[bytes, str]:
+        """Three numbers a class about a model on what this site keeps back; nothing is learned or remembered."""
+        _, worker = self._worker(request)
+        model = payload.weights_in(payload.from_bytes(content, Limits(total=self.settings.largest)), "model")
+        kept = worker.validate(model, [request.client])
+        reply = Reply(send={"tally": kept}, examples=float(kept[0].sum()), client=request.client)
+        data = sent(reply, "judge")
+        self._note(request, reply, len(data))
+        return data, f"judged the model by {kept[0].sum():g} images, sent how many of each class it named rightly"
+
     def _note(self, request: Request, reply: Reply, size: int) -> None:
         """One line for each answer, for whoever must account for what left this site."""
         entry = {
@@ -149,7 +173,7 @@ class Site:
 
     # --- What it is asked to do, looked at before it is done -----------------------------------------------
 
-    def _look(self, request: Request) -> tuple[Experiment, type[Method], Shard]:
+    def _look(self, request: Request) -> tuple[Experiment, type[Method], OwnShard]:
         if request.version != __version__:
             raise Refusal(
                 f"it runs tacit {__version__}, the server {request.version}: install the same version on both sides"
@@ -174,7 +198,7 @@ class Site:
             self._log(str(error))
             raise Refusal("what it kept in earlier rounds is missing or damaged; its own log says what to do") from None
 
-    def _shard(self, request: Request, experiment: Experiment) -> Shard:
+    def _shard(self, request: Request, experiment: Experiment) -> OwnShard:
         party, placement = self._party(request), experiment.data.placement
         labeled = party.labels >= 0
         if placement == "server" and labeled.any():
@@ -184,13 +208,22 @@ class Site:
             )
         if placement == "clients" and not labeled.any():
             raise Refusal("it holds no labels, but the recipe has labels at every site: use placement some-clients")
-        device = _device(experiment)
-        images = torch.from_numpy(party.images)
-        mask = torch.from_numpy(labeled)
-        known = Labeled(images[mask].to(device), torch.from_numpy(party.labels)[mask].to(device))
+        kept_back = np.zeros_like(labeled)
+        if experiment.data.validation:
+            chance = validation_generator(experiment.seed, request.client)
+            kept_back[labeled] = keep_back(party.labels[labeled], None, experiment.data.validation, chance)
         # As in a simulation: where every client has a few labels, those images count as unlabelled data, too.
+        unlabeled = ~kept_back if placement == "clients" else ~labeled
+        device = _device(experiment)
+
+        def part(mask: np.ndarray) -> Labeled:
+            return Labeled(
+                torch.from_numpy(party.images[mask]).to(device), torch.from_numpy(party.labels[mask]).to(device)
+            )
+
+        known = part(labeled & ~kept_back)
         repeated = len(known) if placement == "clients" else 0
-        return Shard(known, (images if placement == "clients" else images[~mask]).to(device), repeated)
+        return OwnShard(Shard(known, part(unlabeled).images, repeated), part(kept_back))
 
     def _party(self, request: Request) -> PartyData:
         facts = Facts(**request.facts.model_dump())
@@ -213,7 +246,7 @@ class Site:
             setup = site_setup(
                 experiment, Facts(**request.facts.model_dump()), request.clients, request.labeled_clients
             )
-            worker = Worker(setup, OwnShard(shard), self._kept(request, experiment))
+            worker = Worker(setup, shard, self._kept(request, experiment))
             self._work = {same: (stages_of(experiment, method), worker)}
         return self._work[same]
 
@@ -239,10 +272,10 @@ def hello_of(shard: Shard, client: int, answered: int = 0) -> Response:
     return Response(kind="hello", client=client, labeled=len(shard.labeled) > 0, images=images, answered=answered)
 
 
-def sent(reply: Reply) -> bytes:
+def sent(reply: Reply, kind: Literal["train", "judge"] = "train") -> bytes:
     """The very bytes that leave a site for a reply."""
     response = Response(
-        kind="train",
+        kind=kind,
         client=reply.client,
         group=reply.group,
         examples=float(reply.examples),

@@ -59,12 +59,13 @@ class SharedFacts(Header):
 
 
 class Request(Header):
-    """What the server wants. `hello`: can you take part? `train`: do this round (the payload is the task's).
+    """What the server wants. `hello`: can you take part? `train`: do this round (the payload is the task's). `judge`:
+    how good is this model on what you keep back (`data.validation`)?
 
     In a hello, `step` is how many rounds are done: what the site kept in later ones, which are run again, is forgotten.
     """
 
-    kind: Literal["hello", "train"]
+    kind: Literal["hello", "train", "judge"]
     version: Word
     run: RunName
     experiment: dict[str, object]  # in the one form of `tacit.sites.accept`
@@ -93,7 +94,7 @@ class Request(Header):
 class Response(Header):
     """What a site says. Beside the payload (`Reply.send`) these few words are all that leaves it."""
 
-    kind: Literal["hello", "train", "refused"]
+    kind: Literal["hello", "train", "judge", "refused"]
     client: Number = 0
     group: Number = 0
     why: Annotated[str, Field(max_length=LARGEST_WHY)] = ""  # refused

@@ -21,7 +21,6 @@ from tacit.contract.method import (
     Share,
     Stage,
     Task,
-    mean_model,
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
@@ -118,7 +117,8 @@ class DDRFed(GDGM, Method):
         generated = [tensor_in(memory, "generated").to(me.device)] if "generated" in memory else []
         images, generator = torch.cat([me.shard.unlabeled, *generated]), me.rng("views")
         weak = weak_view(self.weak, me)  # Ω of the paper
-        optimizer = me.optimizer(model, None if len(own) else me.scheduled(self.unlabeled_lr))
+        rate, steps = None if len(own) else me.scheduled(self.unlabeled_lr), me.steps(max(len(images), len(own)))
+        optimizer = me.optimizer(model, rate, steps=steps)
         share, statistics, tally = task.tensor("shares"), self.recall(memory, me), Tally(me, len(images))
 
         def accept(probs: Tensor) -> PseudoLabels:
@@ -186,7 +186,7 @@ class DDRFed(GDGM, Method):
         if not any(weights):
             return state
         counts = torch.stack([party.tensor("counts") for party in parties]).sum(dim=0)  # Eq. 14
-        return {"model": mean_model(parties, weights), "counts": counts}
+        return {"model": hub.mean_model(weights_in(state, "model"), parties, weights), "counts": counts}
 
     def recall(self, memory: Payload, me: Client) -> Weights:
         """The running means of this client's confidence: they begin at 1/K and stay with it (DCBT alone)."""
@@ -320,7 +320,7 @@ class LabelsAlone(Method):
         if not any(weights):
             return state
         counts = torch.stack([party.tensor("counts") for party in parties]).sum(dim=0)
-        return {"model": mean_model(parties, weights), "counts": counts}
+        return {"model": hub.mean_model(weights_in(state, "model"), parties, weights), "counts": counts}
 
 
 def learn_labels(weights: Weights, side: Client | Hub, weak: Weak, epochs: int = 0) -> Reply:
@@ -330,7 +330,8 @@ def learn_labels(weights: Weights, side: Client | Hub, weak: Weak, epochs: int =
     if weak == "views":
         loss = side.fit_labeled(model, epochs)
     else:  # batch by batch: one operation of DSA is for the images of one step
-        optimizer, view, generator = side.optimizer(model), weak_view(weak, side), side.rng("labeled views")
+        optimizer = side.optimizer(model, steps=side.steps(len(own), epochs=epochs))
+        view, generator = weak_view(weak, side), side.rng("labeled views")
         for _ in range(epochs):
             losses: list[float] = []
             with live_taps_only(model, optimizer):
