@@ -19,6 +19,7 @@ FIRST = [
     "quick-start.md",
     "concepts.md",
     "evidence.md",
+    "protocols.md",
     "faq.md",
 ]
 GUIDES = [

@@ -242,7 +242,7 @@ def test_numbers_as_labels_in_parquet(tmp_path: Path) -> None:
 def test_bad_tables(tmp_path: Path) -> None:
     rows = table_rows(tmp_path)
     path = tmp_path / "list.csv"
-    write_table(path, [{"file": row["path"], "label": row["label"]} for row in rows])
+    write_table(path, [{"file": f"no-{row['path']}", "label": row["label"]} for row in rows])
     with pytest.raises(TacitError, match=r"columns file, label; path missing"):
         load(str(path))
     write_table(path, [row | {"split": "holdout"} for row in rows])

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from pictures import SITES, save, write_sites
 from tacit.cli.app import app
-from tacit.cli.init import sites_in
 from tacit.config.propose import parties, propose
 from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
@@ -62,14 +61,14 @@ def test_three_sites_as_they_are(clinics: Path) -> None:
 
 
 def test_the_folder_of_all_sites_does_as_well(clinics: Path) -> None:
-    assert sites_in(clinics) == [clinics / site for site in SITES]
+    assert inspect(clinics).paths == [clinics / site for site in SITES]
     output = init(clinics)
     assert "3 sites" in output
     assert "add --classes" in output
     assert len(written(Path("clinics.toml")).data.sites) == 3
     as_classes = init(clinics, "--classes", "--out", "other.toml")
     assert "3 classes, 1 site" in as_classes
-    assert sites_in(clinics / "north") == [clinics / "north"]  # classes do not look like sites
+    assert inspect(clinics / "north").kind == "classes"
 
 
 def test_every_fault_is_told_in_one_screen_and_nothing_is_lost(clinics: Path) -> None:

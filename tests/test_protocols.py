@@ -18,7 +18,7 @@ def of_method(experiments: dict[str, Experiment], *methods: str) -> dict[str, Ex
     return {name: one for name, one in experiments.items() if one.method["name"] in methods}
 
 
-DDRFED = {k: v for k, v in resolved("ddrfed/").items() if "/quick/" not in k}
+DDRFED = {k: v for k, v in resolved("ddrfed/").items() if k.split("/")[1] not in ("quick", "fig5")}  # generator alone
 CBAFED_TABLES = {k: v for t in (1, 2, 3) for k, v in resolved(f"cbafed/table{t}/").items()}
 BSEMIFL = {k: v for folder in ("table1", "fig4", "fig5") for k, v in resolved(f"bsemifl/{folder}/").items()}
 

@@ -307,6 +307,7 @@ def shareable(experiment: Experiment) -> Experiment:
         update={
             "name": Path(data.name).name if Path(data.name).is_absolute() else data.name,
             "sites": tuple(Path(site).name for site in data.sites),
+            "tests": tuple(Path(test).name for test in data.tests),
             "split": Path(data.split).name,
         }
     )

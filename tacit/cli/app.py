@@ -134,12 +134,18 @@ def methods(
         show_methods(console())
 
 
-@app.command()
-def recipes() -> None:
-    """The experiments that come with tacit."""
-    from tacit.cli.listings import show_recipes
+@app.command(epilog="Example: `tacit recipes feddb/table1`")
+def recipes(
+    under: Annotated[str, typer.Argument(metavar="FOLDER", help="only those in this folder, as in feddb/table1")] = "",
+    papers: Annotated[
+        bool, typer.Option("--papers", help="only the papers' tables and figures, with what covers them")
+    ] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="time every net here, for the column `cost`")] = False,
+) -> None:
+    """The experiments that come with tacit, what of the papers they cover, and what they cost on this machine."""
+    from tacit.cli.recipes import show_recipes
 
-    show_recipes(console())
+    show_recipes(under, papers, measure, console())
 
 
 @app.command()

@@ -1,7 +1,5 @@
 """`--dry-run`: everything that is known before the first round, and nothing else."""
 
-import time
-
 import torch
 from rich.table import Table
 from rich.text import Text
@@ -14,9 +12,8 @@ from tacit.core.formatting import clock, size_text
 from tacit.core.settings import Experiment
 from tacit.data.catalogue import SOURCES
 from tacit.data.sources import is_here
-from tacit.nets.optimizer import optimizer_step, sgd
-from tacit.pieces.train import predict
 from tacit.runs.checks import check_settings
+from tacit.runs.costs import Speed, time_net
 from tacit.runs.plan import Plan, prepare
 
 MOST_TIMED = 1024  # images in a batch, to learn what one takes
@@ -74,30 +71,13 @@ def travel(sizes: list[int | None], asked: int) -> str:
     return f"{'≥ ' if len(known) < len(sizes) else ''}{size_text(asked * sum(known))}/round"
 
 
-def seconds_per_image(plan: Plan) -> tuple[float, float]:
-    """(training, inference) of this net here and now, from a few batches of noise."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seconds_per_image(plan: Plan) -> Speed:
+    """What one image takes in this net here and now, from a few batches of noise."""
     setup = plan.setup
     generator = torch.Generator().manual_seed(0)
     net = setup.build(generator)
     shape = (min(setup.train.batch, MOST_TIMED), setup.channels, setup.size, setup.size)
-    images = torch.rand(shape, generator=generator).to(setup.device)
-    optimizer = sgd(net, lr=1e-4)
-    labels = torch.zeros(len(images), dtype=torch.int64, device=setup.device)
-
-    def train() -> None:
-        optimizer_step(net, optimizer, torch.nn.functional.cross_entropy(net(images), labels))
-
-    times = []
-    for work in (train, lambda: predict(net, images, lambda x: x)):
-        work()
-        started = time.perf_counter()
-        for _ in range(3):
-            work()
-        times.append((time.perf_counter() - started) / 3 / len(images))
-    torch.set_num_threads(before)
-    return times[0], times[1]
+    return time_net(net, torch.rand(shape, generator=generator).to(setup.device))
 
 
 def round_seconds(plan: Plan, effort: tuple[int, int], tasks: int, training: float, inference: float) -> float:

@@ -7,9 +7,9 @@ from pathlib import Path
 import tomli_w
 
 from tacit.core.text import safe
+from tacit.data.drafts import SERVER
 from tacit.data.folder_report import FolderReport, Item
 from tacit.data.images import RULE
-from tacit.data.own import SERVER
 from tacit.data.placement import fitting_placements
 
 PASSES = 60_000  # images trained on in all: some minutes on a CPU with small images and the small net
@@ -62,7 +62,7 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
     rounds = min(max(PASSES // max(labeled + unlabeled, 1), LEAST_ROUNDS), MOST_ROUNDS)
     given = [f'"{safe(party.name, 60)}" {party.labeled:,}' for party in held if party.labeled]
     held_out = not report.has_test
-    test_images = labeled // HELD_OUT_SHARE if held_out else sum(p.test for p in held)
+    test_images = labeled // HELD_OUT_SHARE if held_out else sum(item.part == "test" for item in report.usable)
     if clients:
         partition, who = ("iid", f"the images are dealt to {clients} pretended clients")
     else:
@@ -78,7 +78,7 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
         ],
         [
             "[data]",
-            *_where(paths, name),
+            *_where(report, paths, name),
             _line("partition", partition, who),
             _line("clients", clients or len(sites), "sites" if not clients else "pretended"),
             _line("placement", placement, f"labels at: {', '.join(given)}"),
@@ -108,12 +108,25 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
     return Proposal(text, placement, method, rounds, test_images, held_out)
 
 
-def _where(paths: list[Path], name: str) -> list[str]:
-    whole = [str(path.resolve()) for path in paths]
+def _where(report: FolderReport, paths: list[Path], name: str) -> list[str]:
+    """The data and how it was read, so that a run reads the same thing."""
+    whole = [str(path.resolve()) for path in report.paths or paths]
     if len(whole) == 1:
-        return [f"name = {_quoted(whole[0])}"]
-    listed = "".join(f"    {_quoted(path)},\n" for path in whole)
-    return [f"name = {_quoted(name)}", f"sites = [\n{listed}]"]
+        lines = [f"name = {_quoted(whole[0])}"]
+    else:
+        lines = [f"name = {_quoted(name)}", f"sites = [\n{_listed(whole)}]"]
+    if report.tests:
+        lines.append(f"tests = [  # shared by all sites\n{_listed([str(path.resolve()) for path in report.tests])}]")
+    if len(whole) == 1 and Path(whole[0]).is_dir():
+        kind = "table" if report.kind == "table" else "classes"
+        lines.append(_line("layout", kind, "by the table in it" if kind == "table" else "what the folders inside are"))
+    reasons = {"spellings": "classes spelt in two ways", "siteless": "rows that name no site"}
+    lines += [_line(key, value, reasons.get(key, "of the table")) for key, value in report.chosen.items()]
+    return lines + ([_line("depth", report.depth, "bits that 16-bit files use")] if report.deep else [])
+
+
+def _listed(paths: list[str]) -> str:
+    return "".join(f"    {_quoted(path)},\n" for path in paths)
 
 
 def _epochs(clients: int) -> list[str]:

@@ -67,9 +67,10 @@ def as_given(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for key in ("method.name", "data.name", "data.split"):  # a run must find its files from anywhere
         if isinstance(given.get(key), str) and (path := user_path(given[key], key)).exists() and is_path(given[key]):
             given[key] = str(path.resolve())
-    sites = given.get("data.sites")
-    if isinstance(sites, list | tuple) and all(isinstance(site, str) for site in sites):
-        given["data.sites"] = tuple(str(user_path(site, "data.sites").resolve()) for site in sites)
+    for key in ("data.sites", "data.tests"):
+        paths = given.get(key)
+        if isinstance(paths, list | tuple) and all(isinstance(path, str) for path in paths):
+            given[key] = tuple(str(user_path(path, key).resolve()) for path in paths)
     return given
 
 
@@ -133,7 +134,7 @@ def is_path(name: str) -> bool:
     >>> is_path("./sharp.py"), is_path("photos/"), is_path("digits"), is_path("medmnist/bloodmnist")
     (True, True, False, False)
     """
-    return name.endswith((".py", ".npz", ".csv", ".parquet", "/")) or name.startswith((".", "/", "~"))
+    return name.endswith((".py", ".npz", ".csv", ".tsv", ".parquet", "/")) or name.startswith((".", "/", "~"))
 
 
 def validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:

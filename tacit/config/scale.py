@@ -5,8 +5,7 @@ With a fraction f (a tenth: f = .1)
 - data: f of the training images and f of the labels, so their ratio stays; the least size of a client likewise;
 - rounds: f of the rounds, of the rounds between two evaluations and of those whose mean is the answer; what lasts some
   rounds shrinks as well (a warm-up, a ramp): f of its rounds, or of its epochs where it is one long round. Which
-  options of a method are lengths is told by their types: `Rounds`, `Epochs`, or any type with a `Length` in it,
-  whatever their names are;
+  options of a method are lengths is told by their types: `Rounds`, `Epochs`, or any type with a `Length` in it;
 - width: √f of the net's channels, so about f of its parameters.
 
 Everything else stays: partition and its skew, number of clients, who holds labels, participation, local epochs, batch,

@@ -67,11 +67,32 @@ class Section(BaseModel):
         return given
 
 
+# How own files are read: true on one machine, and for one set of files.
+INTAKE = (
+    *("sites", "tests", "layout", "spellings", "siteless", "depth"),
+    *("path_column", "label_column", "group_column", "site_column", "split_column"),
+)
+
+
 class Data(Section):
     """Which images, who holds them, who holds labels."""
 
     name: str = Field("digits", description="a source (`tacit data list`), or the path of your own data")
     sites: tuple[str, ...] = Field((), description="own data, a path for each site; `name` is then for people only")
+    tests: tuple[str, ...] = Field((), description="own data: test images that all sites share, by their paths")
+    layout: Literal["auto", "classes", "sites", "table"] = Field(
+        "auto", description="own data: what the folders inside are (auto: what only one reading allows)"
+    )
+    spellings: Literal["ask", "merge", "keep"] = Field(
+        "ask", description="own data: classes spelt in two ways, as Mel and mel, are one, or are two"
+    )
+    path_column: str = Field("", description="own table: the column of paths or ids (empty: by its name or contents)")
+    label_column: str = Field("", description="own table: the column of labels; one-hot: columns of 0 and 1")
+    group_column: str = Field("", description="own table: the column of what belongs together, as a patient")
+    site_column: str = Field("", description="own table: the column of who holds the image")
+    split_column: str = Field("", description="own table: the column that says train or test")
+    siteless: str = Field("", description="own table: the site of rows that name none; leave-out: they are not read")
+    depth: Literal[0, 8, 10, 12, 14, 16] = Field(0, description="own 16-bit files: bits that are used (0: as found)")
     partition: Partition = Field("dirichlet", description="how images are dealt to the clients; sites: as they lie")
     alpha: Annotated[float, Field(ge=1e-6, le=1e6, description="Dirichlet or quantity skew: small is skewed")] = 0.3
     shards: Annotated[int, Field(ge=1, le=IMAGES, description="shards a client holds (partition = shards)")] = 2

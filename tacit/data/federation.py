@@ -71,12 +71,10 @@ class Federation:
 
 def load_dataset(settings: Data, fetch: bool = True) -> Dataset:
     """The data of an experiment, at the size and with the channels it asks for."""
-    skip, size = settings.skip_unreadable, settings.image_size
     if settings.sites:
-        paths = [Path(site) for site in settings.sites]
-        dataset = load_sites(paths, settings.name, skip_unreadable=skip, image_size=size)
+        dataset = load_sites([Path(site) for site in settings.sites], settings.name, settings)
     else:
-        dataset = load(settings.name, fetch=fetch, skip_unreadable=skip, image_size=size)
+        dataset = load(settings.name, fetch=fetch, how=settings)
     return adapt(dataset, settings.image_size, settings.rgb)
 
 

@@ -44,6 +44,14 @@ class FolderReport:
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height)
     grey: int = 0
     colour: int = 0
+    deep: Counter[int] = field(default_factory=Counter)  # 16-bit files by the bits that they use
+    depth: int = 16  # the bits that are used of them
+    kind: str = ""  # how it was read: classes, sites or table
+    paths: list[Path] = field(default_factory=list)  # of the parties, as it was read
+    tests: list[Path] = field(default_factory=list)  # test images that all parties share
+    chosen: dict[str, str] = field(default_factory=dict)  # settings that say how a table was read
+    told: list[str] = field(default_factory=list)  # what was chosen, for the screen
+    left_out: list[tuple[Path, str]] = field(default_factory=list)  # good images that were not asked for, and why
 
     @property
     def classes(self) -> list[str]:
@@ -111,7 +119,9 @@ class FolderReport:
         if self.has_test and not any(item.part == "train" for item in labeled):
             faults.append("no labelled training image")
         if any(item.part == "test" and not item.label for item in self.items):
-            faults.append("test images without a label: nothing could be measured on them")
+            faults.append(
+                "test images without a label: nothing could be measured on them (a class called `test` must be renamed)"
+            )
         return faults
 
     @property
@@ -141,6 +151,10 @@ class FolderReport:
             common = ", ".join(f"{w}×{h} ({number})" for (w, h), number in self.sizes.most_common(3))
             more = ", …" if len(self.sizes) > 3 else ""
             remarks.append(f"sizes are {common}{more}: {RULE.format(size=size)}")
+        if self.deep:
+            remarks.append(self._depth())
+        if self.left_out:
+            remarks.append(f"left out, as was asked for ({len(self.left_out)})")
         if self.ignored:
             remarks.append(f"not read: {', '.join(map(safe, self.ignored))}")
         if disputed := self.disputed:
@@ -171,6 +185,31 @@ class FolderReport:
         lines += [f"  ✗ {fault}" for fault in (*self.hopeless, *self.bad)]
         lines += [f"  · {remark}" for remark in (*self.remarks(self.size), *self.quarrels)]
         return "\n".join(lines)
+
+    @property
+    def unusable(self) -> list[tuple[Path, str]]:
+        """Every file that is not used, and why: the whole list, where the screen shows a few."""
+        return [
+            *self.unreadable,
+            *((path, "not an image, by its name") for path in self.not_images),
+            *((path, "lies in no class folder") for path in self.stray),
+            *((item.path, "is in the test set, too") for item in self.leaked),
+            *((Path(name), "a class without images") for name in self.empty_classes),
+            *self.left_out,
+            *((Path(name), "not read") for name in self.ignored),
+        ]
+
+    def _depth(self) -> str:
+        """What was made of 16-bit files.
+
+        >>> FolderReport(Path("x"), deep=Counter({12: 40}), depth=12)._depth()
+        '16-bit files (40) use 12 bits: the values 0 to 4095 become 0 to 255'
+        """
+        by_bits = ", ".join(f"{bits} bits ({number})" for bits, number in sorted(self.deep.items()))
+        found = (
+            f" use {self.depth} bits" if list(self.deep) == [self.depth] else f" use {by_bits}; {self.depth} are taken"
+        )
+        return f"16-bit files ({self.deep.total()}){found}: the values 0 to {2**self.depth - 1} become 0 to 255"
 
     def _unreadable(self) -> str:
         few = ", ".join(f"{safe(path.name)} ({safe(why)})" for path, why in self.unreadable[:3])

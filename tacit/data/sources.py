@@ -16,6 +16,7 @@ import numpy as np
 
 from tacit.core.errors import TacitError
 from tacit.core.paths import user_path
+from tacit.core.settings import Data
 from tacit.data import cache
 from tacit.data.arrays import Arrays, arrays_of, channels_first, check_arrays, histogram, to_dataset
 from tacit.data.catalogue import SOURCES, find_source
@@ -33,17 +34,20 @@ def load(
     fetch: bool = True,
     skip_unreadable: bool = False,
     image_size: int = 0,
+    how: Data | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
     """A named data set, or the user's own by its path (a folder, .npz, .csv or .parquet).
 
     `fetch` allows packages and downloads; `skip_unreadable` lets own images go on without the bad files;
     `image_size` is the size to which own images are read (0: by the rule of docs/data.md), and photographs of a named
-    set (isic2018) where it is larger than what is stored of them; other named sets keep theirs.
+    set (isic2018) where it is larger than what is stored of them; other named sets keep theirs. `how` has the other
+    settings by which own data is read (layout, columns, …).
     """
     if is_own(name):
         path = Path(name).expanduser()
-        return load_own(path, skip_unreadable=skip_unreadable, image_size=image_size, progress=progress or silent)
+        given = how or Data(skip_unreadable=skip_unreadable, image_size=image_size)
+        return load_own(path, given, progress or silent)
     return _load_named(find_source(name).at(image_size), root or cache.data_root(), fetch, progress or silent)
 
 

@@ -20,7 +20,7 @@ from tacit.core.text import safe
 from tacit.data.federation import Federation
 from tacit.engine import aside
 from tacit.engine.handover import handover
-from tacit.engine.summary import by_client, cpu_seconds_of, run_summary
+from tacit.engine.summary import by_client, by_epoch, cpu_seconds_of, run_summary
 from tacit.engine.validation import refusal_reason
 from tacit.evaluation.scores import score, sum_up, validation_figures
 from tacit.pieces.train import predict
@@ -130,6 +130,7 @@ class Engine:
             "step": round_info.step,
             **scores,
             **sum_up([outcome.audit for outcome in usable if outcome.audit is not None]),
+            **by_epoch(usable),
             "asked": [task.client for task in tasks],
             "answered": [outcome.reply.client for outcome in usable],
             "refused": refused,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tacit.core.errors import TacitError
+from tacit.data import own
 from tacit.data.download import Progress, silent
 from tacit.data.federation import adapt
-from tacit.data.own import inspect
 from tacit.data.sources import is_own, load
 from tacit.evaluation import metrics
 from tacit.inference.calibrate import fit_temperature
@@ -74,7 +74,7 @@ def _own_test(model: Model) -> Assessment:
 
 
 def _labeled_at(model: Model, path: Path, progress: Progress) -> Assessment:
-    report = inspect(path, progress)
+    report = own.inspect(path, progress, known=model.description.classes)
     known = {name: number for number, name in enumerate(model.description.classes)}
     part = [item for item in report.items if item.label and (item.part == "test" or not report.has_test)]
     strange = [item for item in part if item.label not in known]

@@ -46,12 +46,14 @@ class Description:
     calibrated_on: int = 0  # held-out labels that the temperature was fitted on; 0: none
     data: str = ""
     method: str = ""
+    depth: int = 16  # bits that are used of 16-bit files
 
     @property
     def rule(self) -> str:
         """How an image of any size becomes what the net sees, in words."""
         colours = "grey" if self.channels == 1 else "RGB"
-        return f"{colours}; {RULE.format(size=self.size)}; unsigned bytes"
+        deep = f"; of 16-bit files the upper 8 of {self.depth} bits" if self.depth < 16 else ""
+        return f"{colours}; {RULE.format(size=self.size)}; unsigned bytes{deep}"
 
     @property
     def depends_on_batch(self) -> bool:
@@ -86,6 +88,8 @@ class Description:
         check_class_names(self.classes, "it")
         if self.channels not in (1, 3) or type(self.size) is not int or not 1 <= self.size <= LARGEST_SIDE:
             raise ValueError(f"channels must be 1 or 3, and size a number from 1 to {LARGEST_SIDE}")
+        if self.depth not in range(8, 17):
+            raise ValueError("depth must be a number of bits from 8 to 16")
         numbers = [*self.mean, *self.std, self.temperature]
         if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
             raise ValueError("mean, std and temperature must be numbers")
@@ -106,6 +110,7 @@ def describe(plan: Plan) -> Description:
         net=plan.experiment.net.model_dump(),
         data=plan.dataset.name,
         method=Path(plan.experiment.method["name"]).stem,
+        depth=plan.dataset.depth,
     )
 
 

@@ -27,13 +27,17 @@ def check_settings(experiment: Experiment, saved_split: Path | None = None) -> N
         if not Path(data.split).exists() and (near := nearest(data.split, PUBLISHED)):
             raise TacitError(f"There is no split '{data.split}', neither published nor saved here.{near}")
         load_split(Path(data.split))
-    for site in data.sites:
-        if not Path(site).exists():
-            raise TacitError(f"data.sites: {site} does not exist. Expected a folder, .npz, .csv or .parquet.")
+    for key, path in (*(("sites", site) for site in data.sites), *(("tests", test) for test in data.tests)):
+        if not Path(path).exists():
+            raise TacitError(f"data.{key}: {path} does not exist. Expected a folder, .npz, .csv or .parquet.")
     if data.sites or is_own(data.name):  # how many images, and of what size, is known when they have been read
         nets.outline(**net, classes=2, channels=3, size=data.image_size or 32)
         return
     source = find_source(data.name)
+    if data.tests:
+        raise TacitError(
+            f"data.tests is for your own images, but '{data.name}' has test images of its own: leave it out."
+        )
     channels = 3 if data.rgb else source.shape[0]
     if data.image_size or channels != source.shape[0]:  # as they are, they stay on the disk
         check_images(sum(source.images), channels, data.image_size or source.shape[-1])

@@ -265,6 +265,7 @@ def plan_for(
         mean=facts.mean,
         std=facts.std,
         mirror=facts.mirror,
+        depth=facts.depth,
         note=f"real sites: {', '.join(federated.sites)}",
     )
     nothing = np.zeros(0, np.int64)

@@ -221,9 +221,9 @@ class Site:
                 torch.from_numpy(party.images[mask]).to(device), torch.from_numpy(party.labels[mask]).to(device)
             )
 
-        known = part(labeled & ~kept_back)
-        repeated = len(known) if placement == "clients" else 0
-        return OwnShard(Shard(known, part(unlabeled).images, repeated), part(kept_back))
+        learned = part(labeled & ~kept_back)
+        repeated = len(learned) if placement == "clients" else 0
+        return OwnShard(Shard(learned, part(unlabeled).images, repeated), part(kept_back))
 
     def _party(self, request: Request) -> PartyData:
         facts = Facts(**request.facts.model_dump())
