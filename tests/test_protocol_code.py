@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import test_cbafed as by_hand
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from runs import world_of
 from tacit.contract.method import Method, Reply, Task
 from tacit.contract.parties import Client, Party, RoundInfo
-from tacit.core.payload import Weights
 from tacit.methods.cbafed import CBAFed
 from tacit.methods.ddrfed.ddrfed import DDRFed, LabelsAlone
 from tacit.methods.fed_consist import FedConsist
@@ -87,8 +86,8 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seen: list[float] = []
     original = Party.optimizer
 
-    def watched(me: Party, model: nn.Module, lr: float | None = None, momentum: Weights | None = None) -> Any:
-        optimizer = original(me, model, lr, momentum)
+    def watched(me: Party, *given: Any, **named: Any) -> Any:
+        optimizer = original(me, *given, **named)
         seen.append(optimizer.param_groups[0]["lr"])
         return optimizer
 

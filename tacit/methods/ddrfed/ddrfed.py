@@ -330,7 +330,8 @@ def learn_labels(weights: Weights, side: Client | Hub, weak: Weak, epochs: int =
     if weak == "views":
         loss = side.fit_labeled(model, epochs)
     else:  # batch by batch: one operation of DSA is for the images of one step
-        optimizer, view, generator = side.optimizer(model), weak_view(weak, side), side.rng("labeled views")
+        optimizer = side.optimizer(model, steps=side.steps(len(own), epochs=epochs))
+        view, generator = weak_view(weak, side), side.rng("labeled views")
         for _ in range(epochs):
             losses: list[float] = []
             with live_taps_only(model, optimizer):
