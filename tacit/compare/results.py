@@ -394,7 +394,10 @@ def results(rows: Sequence[Row], seen: Survey, score: str = "") -> list[list[Res
             for name in ("lower", "upper")
         )
         settled = {
-            row.label: of_runs([Run(job.folder).records for job in row.jobs if job.finished], score)
+            row.label: of_runs(
+                [Run(job.folder).records for job in row.jobs if job.finished],
+                "accuracy" if score == "last_five" else score,
+            )
             for name, row in bounds.items()
             if name
         }
