@@ -91,11 +91,10 @@ def tell_travel(method: type[Method], experiment: Any, screen: SafeConsole) -> N
 
     dataset = load_dataset(experiment.data)
     net = nets.build(
-        experiment.net.name,
         classes=len(dataset.classes),
         channels=dataset.channels,
         size=dataset.size,
-        **experiment.net.model_dump(exclude={"name"}),
+        **experiment.net.architecture,
     )
     weights = sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
     title = f"For one client and round, net {experiment.net.name} on {dataset.name} ({len(dataset.classes)} classes)"

@@ -20,6 +20,7 @@ from tacit.core.payload import Weights
 from tacit.core.settings import Net, Participation, Train
 from tacit.nets.optimizer import SGD, give_momentum, sgd
 from tacit.nets.statistics import recompute_statistics
+from tacit.nets.weights import first_weights
 from tacit.pieces.loss import LabelLoss, label_loss
 from tacit.pieces.train import View, cosine, fit, predict, weights_of
 from tacit.views import Views
@@ -60,17 +61,21 @@ class Setup:
     participation: Participation
     device: torch.device
 
-    def build(self, generator: torch.Generator | None = None) -> nn.Module:
+    def build(self, generator: torch.Generator | None = None) -> nets.Net:
         """The net of the experiment: with fresh weights from a generator, or empty, to be loaded."""
         net = nets.build(
-            self.net.name,
             classes=len(self.classes),
             channels=self.channels,
             size=self.size,
             generator=generator,
-            **self.net.model_dump(exclude={"name"}),
+            **self.net.architecture,
         )
-        return net.arrange(self.device, self.size)
+        return net.arrange(self.device, self.size).train_only(self.net.train)
+
+    def first_weights(self) -> tuple[Weights, list[str]]:
+        """The weights that a run begins with, random or learned elsewhere, and what is to be told about them."""
+        fresh = weights_of(self.build(seeds.generator(self.seed, "net")))
+        return first_weights(self.net.name, self.net.weights, fresh, self.classes, self.channels, self.size)
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class NetPool:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self._nets: list[nn.Module] = []
+        self._nets: list[nets.Net] = []
         self._taken = 0
 
     def clear(self) -> None:
@@ -102,7 +107,7 @@ class NetPool:
         net = self._nets[self._taken]
         self._taken += 1
         net.load_state_dict(weights)
-        net.requires_grad_(True)
+        net.learn()
         net.zero_grad(set_to_none=True)
         return net.train()
 
@@ -299,8 +304,8 @@ class Hub(Party):
         return self.weights(model)
 
     def new_weights(self) -> Weights:
-        """The first weights of the run: they depend on the seed and on the net, on nothing else."""
-        return weights_of(self._setup.build(seeds.generator(self._setup.seed, "net")))
+        """The first weights of the run: they depend on the seed, the net and its `weights`, on nothing else."""
+        return self._setup.first_weights()[0]
 
     def sample_clients(self, among: Sequence[int] | None = None) -> list[int]:
         """The clients of this round, in order: all of them, a number or a fraction, as the experiment says."""

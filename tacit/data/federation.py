@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.contract.parties import Labeled, Setup, Shard
+from tacit.core.errors import TacitError
 from tacit.core.machine import pick_device
 from tacit.core.memory_bounds import check_images
 from tacit.core.settings import Data, Experiment
@@ -127,6 +128,12 @@ def setup_of(
 ) -> Setup:
     """What everybody knows before the first round."""
     views = experiment.views
+    mean, std = experiment.data.mean or about.mean, experiment.data.std or about.std
+    if len(mean) != about.channels:
+        raise TacitError(
+            f"data.mean and data.std have {len(mean)} numbers, but the images have {about.channels} channel(s). Write "
+            "one of each for every channel; grey images become coloured ones with data.rgb = true."
+        )
     flip = about.mirror if views.flip == "auto" else views.flip == "yes"
     return Setup(
         seed=experiment.seed,
@@ -137,7 +144,7 @@ def setup_of(
         labeled_clients=labeled_clients,
         net=experiment.net,
         train=experiment.train,
-        views=Views(mean=about.mean, std=about.std, weak=views.weak, strong=views.strong, flip=flip),
+        views=Views(mean=mean, std=std, weak=views.weak, strong=views.strong, flip=flip),
         participation=experiment.participation,
         device=device,
     )

@@ -178,6 +178,17 @@ def facts_of(path: Path, image_size: int = 0) -> Facts:
     return dataclasses.replace(bare, mean=mean, std=std)
 
 
+def coloured(facts: Facts, rgb: bool) -> Facts:
+    """The facts of grey images that become coloured ones, where that is asked for.
+
+    >>> coloured(Facts(("a", "b"), 1, 32, (0.5,), (0.25,)), True).mean
+    (0.5, 0.5, 0.5)
+    """
+    if not rgb or facts.channels == 3:
+        return facts
+    return dataclasses.replace(facts, channels=3, mean=facts.mean * 3, std=facts.std * 3)
+
+
 def server_parts(party: PartyData, labels_at_server: bool) -> tuple[np.ndarray, np.ndarray]:
     """Which of the server's own images it trains on and which it tests with, where it has no test set of its own.
 

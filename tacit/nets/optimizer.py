@@ -76,13 +76,14 @@ def back(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def sgd(model: nn.Module, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, nesterov: bool = False) -> SGD:
-    """Stochastic gradient descent for all parameters of a model."""
-    return SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+    """Stochastic gradient descent for all parameters of a model that learn."""
+    learning = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    return SGD(learning, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
 
 
 def momentum_of(model: nn.Module, optimizer: SGD) -> dict[str, Tensor]:
     """A copy of the optimiser's momentum, by parameter name: what a client keeps to go on where it stopped."""
-    buffers = ((name, optimizer.momentum(place)) for place, (name, _) in enumerate(model.named_parameters()))
+    buffers = ((name, optimizer.momentum(place)) for place, name in places_of(model, optimizer))
     return {name: buffer.detach().cpu().clone() for name, buffer in buffers if buffer is not None}
 
 
@@ -97,9 +98,15 @@ def give_momentum(model: nn.Module, optimizer: SGD, momentum: dict[str, Tensor])
     >>> momentum_of(net, second)
     {'weight': tensor([[1.]])}
     """
-    for place, (name, _) in enumerate(model.named_parameters()):
+    for place, name in places_of(model, optimizer):
         if name in momentum:
             optimizer.set_momentum(place, momentum[name])
+
+
+def places_of(model: nn.Module, optimizer: SGD) -> list[tuple[int, str]]:
+    """The model's parameters that an optimiser moves: their places in it, and their names."""
+    places = {id(parameter): place for place, parameter in enumerate(optimizer.shown)}
+    return [(places[id(p)], name) for name, p in model.named_parameters() if id(p) in places]
 
 
 @contextmanager
@@ -109,12 +116,13 @@ def live_taps_only(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterat
     Such taps have no gradient, so k steps of descent only decay them, which is one linear map of weight and momentum.
     Nobody may read or set weights inside, and the loss may depend on them through the model's answers only.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, TappedConv2d) and layer.has_dead_taps]
+    places = {id(p): place for place, p in enumerate(optimizer.shown)} if isinstance(optimizer, SGD) else {}
+    tapped = [layer for layer in model.modules() if isinstance(layer, TappedConv2d) and layer.has_dead_taps]
+    layers = [layer for layer in tapped if id(layer.weight) in places]  # the others do not learn
     if not layers or not isinstance(optimizer, SGD):
         yield
         return
     group, before = optimizer.param_groups[0], optimizer.steps
-    places = {id(parameter): place for place, parameter in enumerate(optimizer.shown)}
     mine = [places[id(layer.weight)] for layer in layers]
     if group["momentum"]:
         optimizer.begin_momentum()

@@ -11,6 +11,7 @@ from tacit.data import placement
 from tacit.data.catalogue import find_source
 from tacit.data.sources import is_own
 from tacit.data.split import load_split
+from tacit.nets.weights import check_available
 
 
 def check_settings(experiment: Experiment, saved_split: Path | None = None) -> None:
@@ -19,8 +20,10 @@ def check_settings(experiment: Experiment, saved_split: Path | None = None) -> N
     The split that was saved with a run takes the place of the one that the settings name.
     """
     pick_device(experiment.device)
-    data, net = experiment.data, experiment.net.model_dump()
-    if data.split and not (saved_split and saved_split.is_file()):
+    begun = saved_split is not None and saved_split.is_file()
+    check_available(experiment.net.name, experiment.net.weights, experiment.net.weights_digest, begun)
+    data, net = experiment.data, experiment.net.architecture
+    if data.split and not begun:
         load_split(Path(data.split))
     for site in data.sites:
         if not Path(site).exists():

@@ -25,11 +25,11 @@ from tacit.core.payload import write_atomically
 from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation
-from tacit.data.party import FACTS, Facts, PartyData, facts_of, load_party, server_parts
+from tacit.data.party import FACTS, Facts, PartyData, coloured, facts_of, load_party, server_parts
 from tacit.data.split import Part, Split
 from tacit.engine.run import run_plan
 from tacit.runs.folder import Run
-from tacit.runs.plan import Plan, stages_of
+from tacit.runs.plan import Plan, about_weights, stages_of
 from tacit.runs.watchers import Watcher
 from tacit.runs.writer import OpenRun, check_same, roll_back
 from tacit.sites.accept import method_file
@@ -175,7 +175,7 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
             roll_back(out, job.from_round)
         records = tuple(Run(out).records)
     path = Path(experiment.data.name)
-    facts = facts_of(path, experiment.data.image_size)
+    facts = coloured(facts_of(path, experiment.data.image_size), experiment.data.rgb)
     file = method_file(experiment)
     federated = Federated(
         roster.run,
@@ -277,4 +277,5 @@ def plan_for(
     split = Split(np.arange(len(train)), clients, np.arange(len(labels)), recipe, experiment.seed, "")
     setup = site_setup(experiment, facts, len(federated.sites), federated.labeled)
     setup.build()  # a net that does not fit the images says so now
-    return Plan(experiment, stages_of(experiment, kind), dataset, split, setup, (), federated.images)
+    told = about_weights(experiment, setup)
+    return Plan(experiment, stages_of(experiment, kind), dataset, split, setup, told, federated.images)
