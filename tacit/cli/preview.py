@@ -13,9 +13,10 @@ from tacit.core.console import SafeConsole
 from tacit.core.formatting import clock, size_text
 from tacit.core.settings import Experiment
 from tacit.data.catalogue import SOURCES
+from tacit.data.mapped import told
 from tacit.data.sources import is_here
 from tacit.nets.optimizer import optimizer_step, sgd
-from tacit.pieces.train import predict
+from tacit.pieces.train import at_once, predict
 from tacit.runs.checks import check_settings
 from tacit.runs.plan import Plan, prepare
 
@@ -37,6 +38,7 @@ def preview(experiment: Experiment, screen: SafeConsole) -> None:
     weights = sum(t.numel() * t.element_size() for t in net.state_dict().values())
     screen.print(f"Parameters: {sum(p.numel() for p in net.parameters()):,} ({size_text(weights)} with buffers)")
 
+    screen.print(memory_needed(plan))
     seconds = seconds_per_image(plan)
     table = Table("stage", "rounds", "clients a round", "down", "up", "time (rough)", title="What it would cost")
     total, unknown = 0.0, list[str]()
@@ -60,6 +62,20 @@ def preview(experiment: Experiment, screen: SafeConsole) -> None:
     screen.print(table)
     without = f" without {' and '.join(unknown)}" if unknown else ""
     screen.print(f"Roughly {clock(total)} in all{without} on this machine. Nothing was run or written.")
+
+
+def memory_needed(plan: Plan) -> str:
+    """Where the images lie, and how many of them are in a process's memory at once, in words."""
+    setup, split, train = plan.setup, plan.split, plan.setup.train
+    one = setup.channels * setup.size**2
+    images = len(plan.dataset.train_images) + len(plan.dataset.test_images)
+    largest = max(len(part.labeled) + len(part.unlabeled) for part in split.clients)
+    views = 4 * one * max(train.batch, at_once(one))  # floats
+    client, test = size_text(one * largest), size_text(one * len(split.test))
+    return (
+        f"{told(images, setup.channels, setup.size)}. In memory at once: the largest client's {client}, the test set's "
+        f"{test}, and {size_text(views)} of views."
+    )
 
 
 def travel(sizes: list[int | None], asked: int) -> str:

@@ -3,8 +3,9 @@ one for each site."""
 
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 from PIL import Image
 
 from tacit.core.errors import TacitError
-from tacit.core.memory_bounds import check_images
 from tacit.core.seeds import numpy_generator
 from tacit.core.text import from_csv_cell, safe
 from tacit.data.archives import most_bytes, naming
@@ -20,7 +20,8 @@ from tacit.data.arrays import Arrays, check_arrays, hold_out, joined_groups, num
 from tacit.data.dataset import Dataset
 from tacit.data.download import Progress, silent
 from tacit.data.folder_report import FolderReport, Item
-from tacit.data.images import ENDINGS, check_size, fingerprint, is_grey, open_image, pixels, why_unreadable
+from tacit.data.images import ENDINGS, RULE, check_size, fingerprint, is_grey, open_image, pixels, why_unreadable
+from tacit.data.mapped import Look, Looks, check_room, key_of_files, made_once
 from tacit.data.readers import read_npz
 
 HELD_OUT = 0.2
@@ -203,17 +204,25 @@ def _images_in(folder: Path, report: FolderReport) -> Iterator[Path]:
 
 
 def _look_at(items: list[Item], report: FolderReport, progress: Progress) -> None:
+    looks = Looks([item.path for item in items if item.array is None], report.path)
     for number, item in enumerate(items, start=1):
         try:
-            image = picture(item)
+            seen = look_at(item) if item.array is not None else looks.of(item.path, partial(look_at, item))
         except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
             report.unreadable.append((item.path, why_unreadable(error, item.path)))
             continue
-        report.items.append(replace(item, twin=fingerprint(image)))
-        report.sizes[image.size] += 1
-        report.grey += is_grey(image)
-        report.colour += not is_grey(image)
+        report.items.append(replace(item, twin=bytes.fromhex(seen.twin)))
+        report.sizes[seen.width, seen.height] += 1
+        report.grey += seen.grey
+        report.colour += not seen.grey
         progress("looking at the images", number, len(items))
+    looks.save()
+
+
+def look_at(item: Item) -> Look:
+    """What the decoded image of an item shows of itself."""
+    image = picture(item)
+    return Look(fingerprint(image).hex(), *image.size, is_grey(image))
 
 
 def picture(item: Item) -> Image.Image:
@@ -315,11 +324,7 @@ def _text(value: Any) -> str:
 def _load_items(report: FolderReport, name: str, size: int, progress: Progress) -> Dataset:
     """Read the images that the report found good."""
     items, classes, grey = report.usable, report.classes, report.colour == 0
-    check_images(len(items), 1 if grey else 3, size)
-    images = np.empty((len(items), 1 if grey else 3, size, size), np.uint8)
-    for number, item in enumerate(items):
-        images[number] = pixels(picture(item), size, grey)
-        progress("reading the images", number + 1, len(items))
+    check_room(len(items), 1 if grey else 3, size)
     labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
     groups = None
     if any(item.group for item in items):  # an image without a group is a group of its own
@@ -333,7 +338,9 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
                 "needed in training (equal pixels, or one group). Give more pictures, or a test set."
             )
     train_groups, test_groups = (None, None) if groups is None else number_groups(groups[~test], groups[test])
-    arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes), train_groups, test_groups)
+    parts = [[item for item, is_test in zip(items, test, strict=True) if is_test == wanted] for wanted in (False, True)]
+    train_images, test_images = (decoded(part, size, grey, progress) for part in parts)
+    arrays = Arrays(train_images, labels[~test], test_images, labels[test], tuple(classes), train_groups, test_groups)
     left_out = [f"left out: {counts_only(fault)}" for fault in report.bad]  # a note travels, file names stay at home
     arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size)]))
     check_arrays(arrays, str(report.path))
@@ -346,6 +353,19 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
         train_sites=np.array([numbers[item.site] for item in train], np.int64),
         train_files=tuple(str(item.path) for item in train),
     )
+
+
+def decoded(items: Sequence[Item], size: int, grey: bool, progress: Progress = silent) -> np.ndarray:
+    """The images of items, uint8 [N, 1 or 3, size, size]; many files are decoded once, and mapped from then on."""
+
+    def fill(images: np.ndarray) -> None:
+        for number, item in enumerate(items):
+            images[number] = pixels(picture(item), size, grey)
+            progress("reading the images", number + 1, len(items))
+
+    in_files = all(item.array is None for item in items)
+    key = key_of_files([item.path for item in items], size, grey, RULE) if in_files else ""
+    return made_once(key, (len(items), 1 if grey else 3, size, size), fill)
 
 
 def _held_out(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:

@@ -21,7 +21,7 @@ from tacit.core.seeds import numpy_generator
 from tacit.data.arrays import hold_out, mean_and_std
 from tacit.data.folder_report import FolderReport, Item
 from tacit.data.images import open_image, pixels
-from tacit.data.own import HELD_OUT, inspect_folder, inspect_table
+from tacit.data.own import HELD_OUT, decoded, inspect_folder, inspect_table
 from tacit.data.readers import read_npz
 
 TABLE = "images.csv"  # in a folder: the images, their order and their labels
@@ -112,13 +112,12 @@ def load_party(path: Path, facts: Facts) -> PartyData:
     report = look(path)
     items = report.items
     check_images(len(items), facts.channels, facts.size)
-    images = np.empty((len(items), facts.channels, facts.size, facts.size), np.uint8)
-    for number, item in enumerate(items):
-        images[number] = pixels(open_image(item.path), facts.size, grey=facts.channels == 1)
     numbers = _numbers(report.classes, facts, path)
     labels = np.array([numbers[item.label] if item.label else -1 for item in items], np.int64)
     test = np.array([item.part == "test" for item in items], bool)
-    return PartyData(images[~test], labels[~test], images[test], labels[test])
+    parts = [[item for item, is_test in zip(items, test, strict=True) if is_test == wanted] for wanted in (False, True)]
+    images, test_images = (decoded(part, facts.size, facts.channels == 1) for part in parts)
+    return PartyData(images, labels[~test], test_images, labels[test])
 
 
 def _numbers(names: Sequence[str], facts: Facts, path: Path) -> dict[str, int]:

@@ -5,10 +5,10 @@ from pathlib import Path
 from tacit import nets
 from tacit.core.errors import TacitError
 from tacit.core.machine import pick_device
-from tacit.core.memory_bounds import check_images
 from tacit.core.settings import Experiment
 from tacit.data import placement
 from tacit.data.catalogue import find_source
+from tacit.data.mapped import check_room
 from tacit.data.sources import is_own
 from tacit.data.split import load_split
 from tacit.nets.weights import check_available
@@ -34,7 +34,7 @@ def check_settings(experiment: Experiment, saved_split: Path | None = None) -> N
     source = find_source(data.name)
     channels = 3 if data.rgb else source.shape[0]
     if data.image_size or channels != source.shape[0]:  # as they are, they stay on the disk
-        check_images(sum(source.images), channels, data.image_size or source.shape[-1])
+        check_room(sum(source.images), channels, data.image_size or source.shape[-1])
     nets.outline(**net, classes=len(source.classes), channels=channels, size=data.image_size or source.shape[-1])
     if data.partition != "sites" and not source.total:  # where the split into train and test is ours, counts may differ
         placement.check(data, source.images[0], len(source.classes), source.images[0])
