@@ -143,6 +143,25 @@ def test_a_site_needs_no_file_and_is_told_no_path(earlier: Run) -> None:
     assert (there.net.weights, there.net.bn, there.data.mean) == ("", "frozen", experiment.data.mean)
 
 
+@pytest.mark.parametrize("part", ["head", "last-1"])
+def test_what_is_frozen_is_not_sent_and_all_backends_end_with_the_same_model(
+    part: str, tiny: Callable[..., Run], tmp_path: Path
+) -> None:
+    settings = {**SMALL, "rounds": 2, "net__train": part, "net__norm": "bn"}
+    local = tiny("cbafed", "clients", name="local", **settings)
+    pool = tiny("cbafed", "clients", name="pool", **settings, backend__name="pool", backend__workers=2)
+    models = [load_file(run.folder / "model.safetensors") for run in (local, pool)]
+    assert same(*models)
+    assert "conv1.weight" in models[0]  # a model for others is whole
+    stopped = tmp_path / "stopped"
+    shutil.copytree(local.folder, stopped)
+    for name in ("summary.json", "model.safetensors"):
+        (stopped / name).unlink()
+    assert same(
+        load_file(run_experiment(local.experiment, stopped, resume=True).folder / "model.safetensors"), models[0]
+    )
+
+
 def test_frozen_bn_needs_weights_and_never_moves() -> None:
     with pytest.raises(TacitError, match="there are none"):
         resolve({"net.norm": "bn", "net.bn": "frozen"})
@@ -165,7 +184,8 @@ def test_only_the_part_that_is_asked_for_learns(part: str, learning: set[str]) -
     model = me.model(first)
     optimizer = me.optimizer(model)
     me.fit_labeled(model, optimizer=optimizer)
-    after = me.weights(model)
+    after = {**place[0].setup.frozen, **me.weights(model)}
+    first |= place[0].setup.frozen
     moved = {name.split(".")[0] for name in first if not torch.equal(first[name], after[name])}
     assert moved == learning
     assert {name.split(".")[0] for name in momentum_of(model, optimizer)} == learning
@@ -197,4 +217,7 @@ def test_methods_leave_the_frozen_part_as_it_was(method: str, tiny: Callable[...
     run = tiny(method, "server", name="next", **SMALL, net__weights=str(start.folder), net__train="head")
     before, after = (load_file(r.folder / "model.safetensors") for r in (start, run))
     for name in before:
-        assert torch.allclose(before[name], after[name], atol=1e-6) == (not name.startswith("fc.")), name
+        assert torch.equal(before[name], after[name]) == (not name.startswith("fc.")), name
+    head = sum(tensor.numel() * tensor.element_size() for name, tensor in after.items() if name.startswith("fc."))
+    sent, before_that = (one.records[-1]["bytes_up"] for one in (run, start))
+    assert 2 * head <= sent < min(2 * (head + 1000), before_that / 2)  # two clients; what is frozen is not sent

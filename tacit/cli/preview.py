@@ -11,12 +11,13 @@ from tacit.cli.split import show_split
 from tacit.contract.kinds import parse
 from tacit.core.console import SafeConsole
 from tacit.core.formatting import clock, size_text
+from tacit.core.payload import nbytes
 from tacit.core.settings import Experiment
 from tacit.data.catalogue import SOURCES
 from tacit.data.mapped import told
 from tacit.data.sources import is_here
 from tacit.nets.optimizer import optimizer_step, sgd
-from tacit.pieces.train import at_once, predict
+from tacit.pieces.train import at_once, predict, weights_of
 from tacit.runs.checks import check_settings
 from tacit.runs.plan import Plan, prepare
 
@@ -35,8 +36,9 @@ def preview(experiment: Experiment, screen: SafeConsole) -> None:
     show_split(plan.split, plan.dataset, None, screen)
 
     net = plan.setup.build()
-    weights = sum(t.numel() * t.element_size() for t in net.state_dict().values())
-    screen.print(f"Parameters: {sum(p.numel() for p in net.parameters()):,} ({size_text(weights)} with buffers)")
+    whole, weights = nbytes({"model": net.state_dict()}), nbytes({"model": weights_of(net)})
+    travels = f", of which {size_text(weights)} learn and travel" if weights < whole else ""
+    screen.print(f"Parameters: {sum(p.numel() for p in net.parameters()):,} ({size_text(whole)} with buffers{travels})")
 
     screen.print(memory_needed(plan))
     seconds = seconds_per_image(plan)

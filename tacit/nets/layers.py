@@ -1,8 +1,9 @@
 """What the nets share: their outer shape, the choice of norm layer and activation, the first weights."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ class Net(nn.Module):
     channels_last: bool = True  # the memory layout in which this net trains faster on a CPU
     fc: nn.Linear
     trained: tuple[nn.Module, ...] | None = None  # the parts that learn; None: all of it
+    frozen_names: frozenset[str] = frozenset()  # in the state_dict: what never changes, and so never travels
 
     def train_only(self, part: str) -> Self:
         """Let only a part learn: "all", "head", or "last-N" blocks and the head; norms in the rest keep still."""
@@ -40,6 +42,13 @@ class Net(nn.Module):
             for module in self.modules():
                 if isinstance(module, nn.BatchNorm2d) and id(module) not in learning:
                     module.frozen = True  # type: ignore[assignment]
+            moving = {
+                f"{name}.{inner}"
+                for name, module in self.named_modules()
+                if any(module is part for part in self.trained)
+                for inner in module.state_dict()
+            }
+            self.frozen_names = frozenset(self.state_dict()) - moving
         return self.learn()
 
     def learn(self) -> Self:
@@ -48,6 +57,13 @@ class Net(nn.Module):
         for module in self.trained or ():
             module.requires_grad_(True)
         return self
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As ever; what is frozen need not be among the weights, and then stays as it is."""
+        if self.frozen_names:
+            still = {name: tensor for name, tensor in self.state_dict().items() if name in self.frozen_names}
+            state_dict = {**still, **state_dict}
+        return super().load_state_dict(state_dict, strict, assign)
 
     def train(self, mode: bool = True) -> Self:
         """As ever, but what is frozen stays in evaluation mode."""

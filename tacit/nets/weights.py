@@ -135,7 +135,7 @@ def digest_of(name: str, weights: str) -> str:
 def check_available(name: str, weights: str, sha256: str, begun: bool = False) -> None:
     """Refuse weights that are not there, or that are others than the experiment was resolved with, before any work.
 
-    A run that has begun needs them no more; but a file that is there must be the same.
+    A run that has begun needs them no more (`begun`); but a file that is there must be the same.
     """
     if begun and weights and (weights == PRETRAINED or not Path(weights).exists()):
         return

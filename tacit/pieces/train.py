@@ -127,11 +127,14 @@ def predict(model: nn.Module, images: Tensor, view: Callable[[Tensor], Tensor], 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of the model's parameters and buffers: what may travel, and stays as it is when training goes on.
 
+    What `net.train` froze is not among them: every party has it already.
+
     The copy is contiguous, whatever the net's own memory layout: weights that travelled through bytes are, and the
     order in which a sum runs over a tensor, and so its last bit, depends on the strides.
     """
-    contiguous = torch.contiguous_format
-    return {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in model.state_dict().items()}
+    contiguous, frozen = torch.contiguous_format, getattr(model, "frozen_names", ())
+    moving = ((name, tensor) for name, tensor in model.state_dict().items() if name not in frozen)
+    return {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in moving}
 
 
 def pull_back(model: nn.Module, every: int, share: float) -> Callable[[int], None]:

@@ -21,7 +21,8 @@ def check_settings(experiment: Experiment, saved_split: Path | None = None) -> N
     """
     pick_device(experiment.device)
     begun = saved_split is not None and saved_split.is_file()
-    check_available(experiment.net.name, experiment.net.weights, experiment.net.weights_digest, begun)
+    settings, needed = experiment.net, not begun or experiment.net.train != "all"  # what is frozen is in no checkpoint
+    check_available(settings.name, settings.weights, settings.weights_digest, begun=not needed)
     data, net = experiment.data, experiment.net.architecture
     if data.split and not begun:
         load_split(Path(data.split))

@@ -38,7 +38,9 @@ def for_sites(experiment: Experiment) -> dict[str, Any]:
     settings = experiment.to_dict()
     settings["device"] = "cpu" if experiment.device == "cpu" else "auto"
     settings["title"], settings["paper"] = "", {}
-    settings["net"] |= {"weights": "", "weights_digest": ""}  # the server has them, and sends weights as always
+    settings["net"]["weights_digest"] = ""
+    if experiment.net.train == "all":  # the server has them, and sends weights as always; else a site needs them, too
+        settings["net"]["weights"] = ""
     settings["data"] |= Data(name="own").model_dump(include={"name", "sites", "split"})
     settings["method"] |= {"name": Path(settings["method"]["name"]).name}
     settings["backend"] = Backend(name="flower").model_dump()

@@ -28,6 +28,7 @@ from tacit.data.federation import Federation
 from tacit.data.party import FACTS, Facts, PartyData, coloured, facts_of, load_party, server_parts
 from tacit.data.split import Part, Split
 from tacit.engine.run import run_plan
+from tacit.nets.weights import PRETRAINED
 from tacit.runs.folder import Run
 from tacit.runs.plan import Plan, about_weights, stages_of
 from tacit.runs.watchers import Watcher
@@ -185,6 +186,7 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
         roster.images,
         roster.left_out,
         method_sha256=file.sha256 if file else "",
+        frozen_sha256=site_setup(experiment, facts, len(roster.sites), ()).frozen_sha256,
         patience=job.patience,
         largest_reply=job.largest_reply,
     )
@@ -221,6 +223,11 @@ def for_sites_only(experiment: Experiment) -> None:
     """Refuse settings that only a simulation can keep."""
     if experiment.data.reveal == "all":
         raise TacitError("data.reveal = 'all' gives labels that nobody has: it works in simulations only.")
+    if experiment.net.train != "all" and experiment.net.weights not in ("", PRETRAINED):
+        raise TacitError(
+            f'net.train = "{experiment.net.train}" leaves what is frozen out of what is sent, and sites do not have '
+            f'the file {experiment.net.weights}. Write net.train = "all", or net.weights = "{PRETRAINED}".'
+        )
     if experiment.keep.latest:
         raise TacitError(
             "keep.latest forgets other clients' memory, but each site has its own disk. Write keep.latest=0."

@@ -18,7 +18,7 @@ from tacit.views.augment import WEAK_NUMBERS, crop_view, draw, resize_crop_view
 from tacit.views.randaugment import POOLS, PoolName, randaugment
 
 CHUNK = 512
-MOST_PIXELS = 1 << 24  # numbers in a piece: images of more than 100 pixels come in smaller ones
+MOST_PIXELS = 1 << 23  # numbers in a piece: images of more than 73 pixels come in smaller ones
 
 WeakName = Literal["crop", "resize-crop", "none"]
 Operation = Callable[[Tensor, Tensor], Tensor]  # images and their rows of random numbers → images
