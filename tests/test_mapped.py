@@ -45,7 +45,8 @@ def test_photographs_are_decoded_once_and_mapped(
         in_memory = own.load_own(photographs, image_size=384)
     assert not isinstance(in_memory.train_images, np.memmap)
     first = load_dataset(Data(name=str(photographs), image_size=384))
-    assert isinstance(first.train_images, np.memmap)
+    assert mapped.lies_here(first.train_images)
+    assert not mapped.lies_here(in_memory.train_images)
     assert first.train_images.shape[1:] == (3, 384, 384)
     assert np.array_equal(first.train_images, in_memory.train_images)
     assert cache.stat().st_mode & 0o077 == 0  # for this user alone

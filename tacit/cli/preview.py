@@ -14,7 +14,7 @@ from tacit.core.formatting import clock, size_text
 from tacit.core.payload import nbytes
 from tacit.core.settings import Experiment
 from tacit.data.catalogue import SOURCES
-from tacit.data.mapped import told
+from tacit.data.mapped import lies_here, told
 from tacit.data.sources import is_here
 from tacit.nets.optimizer import optimizer_step, sgd
 from tacit.pieces.train import at_once, predict, weights_of
@@ -63,7 +63,8 @@ def preview(experiment: Experiment, screen: SafeConsole) -> None:
         )
     screen.print(table)
     without = f" without {' and '.join(unknown)}" if unknown else ""
-    screen.print(f"Roughly {clock(total)} in all{without} on this machine. Nothing was run or written.")
+    ready = " but images at their size, in the cache" if lies_here(plan.dataset.train_images) else ""
+    screen.print(f"Roughly {clock(total)} in all{without} on this machine. Nothing was run or written{ready}.")
 
 
 def memory_needed(plan: Plan) -> str:

@@ -63,6 +63,11 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     return images if images.shape == shape and images.dtype == np.uint8 else None
 
 
+def lies_here(images: np.ndarray) -> bool:
+    """Whether images are mapped from a file of this cache."""
+    return isinstance(images, np.memmap) and images.filename is not None and Path(images.filename).parent == folder()
+
+
 def _has_room(needed: int) -> bool:
     place = folder()
     while not place.exists():
