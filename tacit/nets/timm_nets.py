@@ -72,7 +72,7 @@ def about(name: str) -> About | None:
 def pretrained(name: str, channels: int, size: int) -> Weights:
     """timm's own weights, under the names that they have in a `TimmNet`; there is no head among them."""
     with torch.random.fork_rng(devices=[]):  # it draws weights before it loads them
-        torch.manual_seed(0)
+        torch.set_rng_state(torch.Generator().manual_seed(0).get_state())
         body = model_of(name, channels, size, pretrained=True)
     return {f"body.{key}": tensor.detach().clone() for key, tensor in body.state_dict().items()}
 
@@ -102,7 +102,7 @@ class TimmNet(Net):
 
 def drawn(name: str, classes: int, channels: int, size: int, generator: torch.Generator | None) -> TimmNet:
     """The net with first weights as timm draws them, from a generator that only this uses."""
-    seed = 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
+    generator = generator or torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):  # timm draws from torch's global generator
-        torch.manual_seed(seed)
+        torch.set_rng_state(generator.get_state())
         return TimmNet(name, classes, channels, size)
