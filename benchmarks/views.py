@@ -119,12 +119,27 @@ CASES: list[Case] = [
     ("strong, ssl, 32×32×3", {"strong": "ssl"}, "strong_view", pil_ssl, (3, 32)),
     ("weak, crop, 28×28×1", {}, "weak_view", pil_crop, (1, 28)),
     ("strong, fixmatch, 28×28×1", {"strong": "fixmatch"}, "strong_view", pil_fixmatch, (1, 28)),
+    ("weak, resize-crop, 96×96×3", {"weak": "resize-crop"}, "weak_view", pil_resize_crop, (3, 96)),
+    ("weak, resize-crop, 128×128×3", {"weak": "resize-crop"}, "weak_view", pil_resize_crop, (3, 128)),
+    ("weak, resize-crop, 224×224×3", {"weak": "resize-crop"}, "weak_view", pil_resize_crop, (3, 224)),
+    ("strong, fixmatch, 96×96×3", {"strong": "fixmatch"}, "strong_view", pil_fixmatch, (3, 96)),
+    ("strong, fixmatch, 224×224×3", {"strong": "fixmatch"}, "strong_view", pil_fixmatch, (3, 224)),
 ]
 
 
 def measure(cases: Sequence[Case] = CASES, times: int = TIMES) -> list[Row]:
     with single_thread():
         return [measure_case(*case, times=times) for case in cases]
+
+
+def amounts(size: int) -> tuple[int, int, int]:
+    """Images a call, calls a turn and images a turn of PIL's: about as many pixels at every size.
+
+    >>> amounts(32), amounts(224)
+    ((1024, 8, 512), (128, 1, 10))
+    """
+    fewer = max(1, size**2 // 32**2)
+    return max(128, BATCH // fewer), max(1, CALLS // fewer), max(8, PIL_BATCH // fewer)
 
 
 def measure_case(
@@ -138,16 +153,17 @@ def measure_case(
     """Images per CPU-second, ours over PIL's."""
     channels, size = shape
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (BATCH, channels, size, size), generator=generator, dtype=torch.uint8)
-    arrays = images[:PIL_BATCH].permute(0, 2, 3, 1).contiguous().numpy()
+    batch, calls, pil_batch = amounts(size)
+    images = torch.randint(0, 256, (batch, channels, size, size), generator=generator, dtype=torch.uint8)
+    arrays = images[:pil_batch].permute(0, 2, 3, 1).contiguous().numpy()
     arrays = arrays[..., 0] if channels == 1 else arrays
     view = getattr(Views((0.5,) * channels, (0.25,) * channels, **options), kind)
     works = {
-        "ours": lambda: [view(images, generator) for _ in range(CALLS)],
+        "ours": lambda: [view(images, generator) for _ in range(calls)],
         "pil": lambda: pil_loop(arrays, pil_view),
     }
     spent = interleaved(works, times)
-    ours = [BATCH * CALLS / max(one.cpu, 1e-9) for one in spent["ours"]]
-    theirs = [PIL_BATCH / max(one.cpu, 1e-9) for one in spent["pil"]]
+    ours = [batch * calls / max(one.cpu, 1e-9) for one in spent["ours"]]
+    theirs = [pil_batch / max(one.cpu, 1e-9) for one in spent["pil"]]
     rates = f"{statistics.median(ours):,.0f} and {statistics.median(theirs):,.0f} images a CPU-second"
     return spread(f"{name}: ours / PIL", [a / b for a, b in zip(ours, theirs, strict=True)], "×", note=rates)

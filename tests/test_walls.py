@@ -133,8 +133,15 @@ def test_the_engine_knows_no_method_and_no_data_set() -> None:
 
 def test_no_global_randomness_and_no_pickle() -> None:
     banned = ("np.random.seed", "np.random.rand", "torch.manual_seed", "random.seed", "pickle.load(", "torch.load(")
+    # The one pickle: published weights, by torch's reader that runs nothing, after the file's digest was compared.
+    restricted = PACKAGE / "nets" / "weights.py"
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text()
+        if path == restricted:
+            calls = [line for line in text.splitlines() if "torch.load(" in line]
+            assert calls, "no pickle is read any more: this exception can go"
+            assert all("weights_only=True" in line for line in calls), calls
+            text = text.replace("torch.load(", "")
         assert not [word for word in banned if word in text], path
 
 

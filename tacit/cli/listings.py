@@ -87,16 +87,17 @@ def tell_travel(method: type[Method], experiment: Any, screen: SafeConsole) -> N
     """What goes down, what goes up and what stays, in bytes for the chosen net."""
     from tacit import nets
     from tacit.data.federation import load_dataset
+    from tacit.pieces.train import weights_of
 
     dataset = load_dataset(experiment.data)
     net = nets.build(
-        experiment.net.name,
         classes=len(dataset.classes),
         channels=dataset.channels,
         size=dataset.size,
-        **experiment.net.model_dump(exclude={"name"}),
+        **experiment.net.architecture,
     )
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
+    moving = weights_of(net.train_only(experiment.net.train))
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in moving.values())
     title = f"For one client and round, net {experiment.net.name} on {dataset.name} ({len(dataset.classes)} classes)"
     table = Table("", "name", "what", "bytes", title=title)
     ways = {"goes down": method.server_sends, "goes up": method.client_sends, "stays": method.client_keeps}

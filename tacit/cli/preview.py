@@ -14,11 +14,14 @@ from tacit.contract.kinds import parse
 from tacit.contract.method import Stage
 from tacit.core.console import SafeConsole, noted
 from tacit.core.formatting import clock, size_text
+from tacit.core.payload import nbytes
 from tacit.core.settings import Experiment, flatten, nest
 from tacit.data.catalogue import SOURCES
 from tacit.data.glance import glance
+from tacit.data.mapped import told
 from tacit.data.sources import is_here, is_own
 from tacit.methods import find_method
+from tacit.pieces.train import at_once, weights_of
 from tacit.runs.checks import check_settings
 from tacit.runs.costs import Speed, time_net
 from tacit.runs.plan import Plan, prepare, typical_client
@@ -53,8 +56,10 @@ def preview(experiment: Experiment, screen: SafeConsole, given: Collection[str] 
             )
         )
     net = plan.setup.build()
-    weights = sum(t.numel() * t.element_size() for t in net.state_dict().values())
-    screen.print(f"Parameters: {sum(p.numel() for p in net.parameters()):,} ({size_text(weights)} with buffers)")
+    whole, weights = nbytes({"model": net.state_dict()}), nbytes({"model": weights_of(net)})
+    travels = f", of which {size_text(weights)} learn and travel" if weights < whole else ""
+    screen.print(f"Parameters: {sum(p.numel() for p in net.parameters()):,} ({size_text(whole)} with buffers{travels})")
+    screen.print(memory_needed(plan))
     show_cost(plan, weights, screen)
 
 
@@ -119,6 +124,20 @@ def rounds_text(stages: Sequence[Stage]) -> str:
     whole = f"{sum(stage.rounds for stage in stages):,} rounds"
     parts = ", then ".join(f"{stage.rounds:,} of {stage.name}" for stage in stages)
     return f"{whole}: {parts}" if len(stages) > 1 else whole
+
+
+def memory_needed(plan: Plan) -> str:
+    """Where the images lie, and how many of them are in a process's memory at once, in words."""
+    setup, split, train = plan.setup, plan.split, plan.setup.train
+    one = setup.channels * setup.size**2
+    images = len(plan.dataset.train_images) + len(plan.dataset.test_images)
+    largest = max(len(part.labeled) + len(part.unlabeled) for part in split.clients)
+    views = 4 * one * max(train.batch, at_once(one))  # floats
+    client, test = size_text(one * largest), size_text(one * len(split.test))
+    return (
+        f"{told(images, setup.channels, setup.size)}. In memory at once: the largest client's {client}, the test set's "
+        f"{test}, and {size_text(views)} of views."
+    )
 
 
 def travel(sizes: list[int | None], asked: int) -> str:

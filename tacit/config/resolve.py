@@ -14,6 +14,7 @@ from tacit.core.paths import invalid_text, user_path
 from tacit.core.settings import MOST_SEED, Experiment, explain, flatten, nest, not_a_number, shown
 from tacit.core.text import safe
 from tacit.methods import find_method
+from tacit.nets.weights import PRETRAINED, digest_of, settings_from
 
 SMOKE: dict[str, Any] = {  # what the preset `smoke` of every method shares: seconds on the embedded digits
     "rounds": 2,
@@ -40,7 +41,8 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
     given = as_given(layers)
     method = find_method(str(given.get("method.name", "fedavg")))
     preset = given.get("method.preset", "paper")
-    merged = nest({**preset_settings(method, preset), **given})
+    below = preset_settings(method, preset)
+    merged = nest({**below, **coming_with_weights({**below, **given}), **given})
     options = {k: v for k, v in merged["method"].items() if k not in ("name", "preset")}
     try:
         experiment = Experiment.model_validate(merged)
@@ -68,14 +70,37 @@ def as_given(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for key in ("method.name", "method.preset", "method"):
         if not isinstance(given.get(key, ""), str):
             raise TacitError(f"{key} = {shown(given[key])} is not a name. `tacit methods` lists methods and presets.")
-    for key in ("method.name", "data.name", "data.split"):  # a run must find its files from anywhere
+    return with_whole_paths(given)
+
+
+def with_whole_paths(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings with paths that hold anywhere: a run must find its files from another folder, too."""
+    for key in ("method.name", "data.name", "data.split"):
         if isinstance(given.get(key), str) and (path := user_path(given[key], key)).exists() and is_path(given[key]):
             given[key] = str(path.resolve())
+    weights = given.get("net.weights", "")
+    if isinstance(weights, str) and weights not in ("", PRETRAINED):
+        given["net.weights"] = str(user_path(weights, "net.weights").resolve())
     for key in ("data.sites", "data.tests"):
         paths = given.get(key)
         if isinstance(paths, list | tuple) and all(isinstance(path, str) for path in paths):
             given[key] = tuple(str(user_path(path, key).resolve()) for path in paths)
     return given
+
+
+def coming_with_weights(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What first weights from elsewhere bring with them: the digest of their file, and their size, normalisation, BN.
+
+    Where the file is not here (on another machine than that which begins the run) they bring nothing.
+    """
+    weights, name = settings.get("net.weights", ""), settings.get("net.name", "cnn")
+    if not weights or not isinstance(weights, str) or not isinstance(name, str):
+        return {}
+    try:
+        coming = settings_from(name, weights)
+        return {**coming, "net.weights_digest": digest_of(str(coming.get("net.name", name)), weights)}
+    except TacitError:  # told by `runs.checks`, before any work
+        return {}
 
 
 def preset_settings(method: type[Method], preset: str) -> dict[str, Any]:
@@ -109,6 +134,17 @@ def check_together(experiment: Experiment, method: type[Method]) -> None:
             "one step of the global model. Write method.server_momentum = 0, or leave [server] as it is by default."
         )
     asked, quorum = experiment.participation.count(experiment.data.clients), experiment.participation.quorum
+    net = experiment.net
+    if net.bn == "frozen" and net.norm == "bn" and not net.weights:
+        raise TacitError(
+            'net.bn = "frozen" keeps the statistics that came with weights, but net.weights is empty: there are none. '
+            'Write net.weights = "pretrained" (or a file), or another net.bn.'
+        )
+    if net.train != "all" and not method.trains_parts:
+        raise TacitError(
+            f"The method '{experiment.method['name']}' trains all of a net, so net.train = \"{net.train}\" cannot be. "
+            'Write net.train = "all", or choose another method.'
+        )
     if quorum > asked:
         raise TacitError(
             f"participation.quorum is {quorum}, but only {asked} clients are asked in a round: no round could count. "

@@ -17,10 +17,11 @@ from tacit import nets
 from tacit.contract.messages import Reply
 from tacit.contract.record import KEYS
 from tacit.core import seeds
-from tacit.core.payload import Weights
+from tacit.core.payload import Weights, content_digest
 from tacit.core.settings import Net, Participation, Server, Train
 from tacit.nets.optimizer import SGD, Pace, give_momentum, sgd
 from tacit.nets.statistics import recompute_statistics
+from tacit.nets.weights import first_weights
 from tacit.pieces.aggregate import shares, weighted_mean
 from tacit.pieces.loss import LabelLoss, label_loss
 from tacit.pieces.schedule import Schedule
@@ -75,17 +76,37 @@ class Setup:
     device: torch.device
     server: Server = field(default_factory=Server)
 
-    def build(self, generator: torch.Generator | None = None) -> nn.Module:
+    def build(self, generator: torch.Generator | None = None) -> nets.Net:
         """The net of the experiment: with fresh weights from a generator, or empty, to be loaded."""
+        return self._build(generator).train_only(self.net.train)
+
+    def _build(self, generator: torch.Generator | None) -> nets.Net:
         net = nets.build(
-            self.net.name,
             classes=len(self.classes),
             channels=self.channels,
             size=self.size,
             generator=generator,
-            **self.net.model_dump(exclude={"name"}),
+            **self.net.architecture,
         )
         return net.arrange(self.device, self.size)
+
+    def first_weights(self) -> tuple[Weights, list[str]]:
+        """The weights that a run begins with, random or learned elsewhere, and what is to be told about them."""
+        fresh = weights_of(self._build(seeds.generator(self.seed, "net")))
+        return first_weights(self.net.name, self.net.weights, fresh, self.classes, self.channels, self.size)
+
+    @cached_property
+    def frozen(self) -> Weights:
+        """The part of the first weights that nobody trains: every party has it, and nobody sends it."""
+        if self.net.train == "all":
+            return {}
+        names = self.build().frozen_names
+        return {name: tensor for name, tensor in self.first_weights()[0].items() if name in names}
+
+    @property
+    def frozen_sha256(self) -> str:
+        """The digest of what nobody trains, by which two parties know that they have the same; '' if all learns."""
+        return content_digest({"model": self.frozen}) if self.frozen else ""
 
 
 @dataclass(frozen=True)
@@ -103,7 +124,7 @@ class NetPool:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self._nets: list[nn.Module] = []
+        self._nets: list[nets.Net] = []
         self._taken = 0
 
     def clear(self) -> None:
@@ -114,10 +135,11 @@ class NetPool:
         """A net with exactly these weights, its own until `clear`."""
         if self._taken == len(self._nets):
             self._nets.append(self.setup.build())
+            self._nets[-1].load_state_dict(self.setup.frozen, strict=False)
         net = self._nets[self._taken]
         self._taken += 1
         net.load_state_dict(weights)
-        net.requires_grad_(True)
+        net.learn()
         net.zero_grad(set_to_none=True)
         return net.train()
 
@@ -391,8 +413,9 @@ class Hub(Party):
         return self.weights(model)
 
     def new_weights(self) -> Weights:
-        """The first weights of the run: they depend on the seed and on the net, on nothing else."""
-        return weights_of(self._setup.build(seeds.generator(self._setup.seed, "net")))
+        """The first weights of the run: they depend on the seed, the net and its `weights`, on nothing else."""
+        first, frozen = self._setup.first_weights()[0], self._setup.frozen
+        return {name: tensor for name, tensor in first.items() if name not in frozen}
 
     def sample_clients(self, among: Sequence[int] | None = None) -> list[int]:
         """The clients of this round, in order: all of them, a number or a fraction, as the experiment says."""

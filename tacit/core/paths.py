@@ -48,6 +48,15 @@ def user_path(text: str, what: str = "") -> Path:
     return path
 
 
+def data_root() -> Path:
+    """The folder of all data and of converted weights: TACIT_DATA, else `tacit` in the user's cache folder."""
+    if chosen := os.environ.get("TACIT_DATA"):
+        return Path(chosen).expanduser()
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "tacit"
+    return Path.home() / ".cache" / "tacit"
+
+
 def check_folder(path: Path, option: str = "--out") -> None:
     """Refuse a folder that could not be made or written to. Nothing is made yet."""
     _check_place(path, option, spare=0, inside=INSIDE)

@@ -1,6 +1,7 @@
 """An experiment: what is written in TOML, checked before any work, and saved resolved with every run."""
 
 import math
+import re
 import tomllib
 import types
 import typing
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tacit.core.errors import TacitError, nearest
 from tacit.core.text import safe
@@ -24,6 +25,7 @@ MANY = 1_000_000  # rounds, clients, images in a batch
 IMAGES = 1_000_000_000
 EPOCHS = 10_000
 WORKERS = 1024
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def not_a_number(wanted: Any, value: object) -> str:
@@ -110,9 +112,20 @@ class Data(Section):
     test_subset: Annotated[int, Field(ge=0, le=IMAGES, description="use only so many test images (0: all)")] = 0
     image_size: Annotated[int, Field(ge=0, le=MANY, description="resize to this many pixels (0: as they are)")] = 0
     rgb: bool = Field(False, description="turn grey images into three equal channels")
+    mean: tuple[Share, ...] = Field((), description="of each channel, from 0 to 1 (empty: from the data)")
+    std: tuple[Share, ...] = Field((), description="likewise; both come with pretrained weights")
     skip_unreadable: bool = Field(False, description="own data: go on without the bad files")
     groups: Literal["found", "given"] = Field("found", description="own data: look for groups, or a column's alone")
     split: str = Field("", description="a saved split to use, or a published one (cbafed-svhn)")
+
+    @model_validator(mode="after")
+    def _mean_and_std_fit(self) -> "Data":
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, 3) or not all(self.std):
+            raise ValueError(
+                f"mean has {len(self.mean)} numbers and std {len(self.std)}; each needs one for every channel (1 or "
+                "3), or none at all, and a std above 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _labeled_clients_exist(self) -> "Data":
@@ -127,11 +140,30 @@ class Data(Section):
 class Net(Section):
     """The model that is trained."""
 
-    name: str = Field("cnn", description="cnn (cnn-16: narrower), resnet18, wrn-28-2 (any depth and width), vit-tiny")
+    name: str = Field(
+        "cnn", description="cnn (cnn-16: narrower), resnet18, wrn-28-2 (any depth and width), vit-tiny, lite0, timm:…"
+    )
     norm: Literal["bn", "gn"] = Field("gn", description="batch or group norm")
-    bn: Literal["average", "static", "batch"] = Field("average", description="what becomes of BN's statistics")
+    bn: Literal["average", "static", "batch", "frozen"] = Field(
+        "average", description="what becomes of BN's statistics"
+    )
     stem: Literal["imagenet", "cifar"] = Field("imagenet", description="resnet18: 7x7/2 and max-pool, or 3x3")
     activation: Literal["relu", "leaky"] = Field("relu", description="wrn: leaky as in SSL suites")
+    weights: str = Field("", description="first weights: random (empty), pretrained, a .safetensors or a run's folder")
+    weights_digest: str = Field("", description="SHA-256 of the file of these weights; filled in")
+    train: str = Field("all", description="what learns: all, head, or last-N (so many blocks and the head)")
+
+    @field_validator("train")
+    @classmethod
+    def _a_part(cls, given: str) -> str:
+        if not re.fullmatch(r"all|head|last-[1-9][0-9]{0,3}", given):
+            raise ValueError(f"it is {shown(given)}; write all, head, or last-N with the number of blocks, as last-3")
+        return given
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """What `nets.build` asks for: the net without what becomes of it."""
+        return self.model_dump(exclude={"weights", "weights_digest", "train"})
 
 
 class Train(Section):

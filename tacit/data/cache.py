@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tacit.core.errors import TacitError
+from tacit.core.paths import data_root as data_root
 from tacit.data.arrays import arrays_of, fingerprint, histogram
 from tacit.data.dataset import Dataset
 
@@ -29,15 +30,6 @@ except ImportError:  # not on Windows: there the atomic rename alone keeps the c
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = ".unfinished-"
-
-
-def data_root() -> Path:
-    """The folder of all data: TACIT_DATA, else `tacit` in the user's cache folder."""
-    if chosen := os.environ.get("TACIT_DATA"):
-        return Path(chosen).expanduser()
-    if caches := os.environ.get("XDG_CACHE_HOME"):
-        return Path(caches) / "tacit"
-    return Path.home() / ".cache" / "tacit"
 
 
 def prepared_folder(root: Path, name: str, size: int = 0) -> Path:

@@ -5,6 +5,7 @@ from it: not the other parties' images, and not the labels that its owner does n
 """
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.contract.parties import Labeled, Setup, Shard
+from tacit.core.errors import TacitError
 from tacit.core.machine import pick_device
-from tacit.core.memory_bounds import check_images
 from tacit.core.settings import Data, Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.glance import blank, glancing
+from tacit.data.mapped import check_room, made_once
 from tacit.data.own import load_sites
 from tacit.data.sources import load
 from tacit.data.split import Split
@@ -80,33 +82,41 @@ def load_dataset(settings: Data, fetch: bool = True) -> Dataset:
 
 
 def adapt(dataset: Dataset, size: int, rgb: bool) -> Dataset:
-    """The data set resized to `size` pixels (0: as it is) and, if asked, with three channels."""
+    """The data set resized to `size` pixels (0: as it is) and, if asked, with three channels.
+
+    Many images are made once, and mapped from this machine's cache from then on.
+    """
     if glancing():
         return blank(dataset, 3 if rgb else dataset.channels, size or dataset.size)
-    if rgb and dataset.channels == 1:
-        dataset = dataclasses.replace(
-            dataset,
-            train_images=dataset.train_images.repeat(3, axis=1),
-            test_images=dataset.test_images.repeat(3, axis=1),
-            mean=dataset.mean * 3,
-            std=dataset.std * 3,
-        )
-    if size and size != dataset.size:
-        check_images(len(dataset.train_images) + len(dataset.test_images), dataset.channels, size)
-        dataset = dataclasses.replace(
-            dataset, train_images=_resize(dataset.train_images, size), test_images=_resize(dataset.test_images, size)
-        )
-    return dataset
+    size, copies = size or dataset.size, 3 if rgb and dataset.channels == 1 else 1
+    if size == dataset.size and copies == 1:
+        return dataset
+    channels = dataset.channels * copies
+    check_room(len(dataset.train_images) + len(dataset.test_images), channels, size)
+
+    def made(name: str, images: np.ndarray) -> np.ndarray:
+        key = f"{dataset.fingerprint} {name} {size} {channels}" if dataset.fingerprint else ""
+        return made_once(key, (len(images), channels, size, size), partial(_resize, images))
+
+    return dataclasses.replace(
+        dataset,
+        train_images=made("train", dataset.train_images),
+        test_images=made("test", dataset.test_images),
+        mean=dataset.mean * copies,
+        std=dataset.std * copies,
+    )
 
 
-def _resize(images: np.ndarray, size: int) -> np.ndarray:
-    resized = np.empty((*images.shape[:2], size, size), dtype=np.uint8)
-    at_once = max(1, min(1024, 2**28 // (images.shape[1] * size**2)))  # a gigabyte of floats at most
+def _resize(images: np.ndarray, resized: np.ndarray) -> None:
+    """Write images at another size, or as they are, into as many channels as there are."""
+    size = resized.shape[-1]
+    at_once = max(1, min(1024, 2**28 // (resized.shape[1] * size**2)))  # a gigabyte of floats at most
     for start in range(0, len(images), at_once):
-        part = torch.from_numpy(images[start : start + at_once].copy()).float()
-        part = F.interpolate(part, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
-        resized[start : start + at_once] = part.round().clamp(0, 255).to(torch.uint8).numpy()
-    return resized
+        part = torch.from_numpy(images[start : start + at_once].copy())
+        if size != images.shape[-1]:
+            part = F.interpolate(part.float(), size=(size, size), mode="bilinear", antialias=True, align_corners=False)
+            part = part.round().clamp(0, 255).to(torch.uint8)
+        resized[start : start + at_once] = part.numpy()  # one grey channel fills all three
 
 
 class About(Protocol):
@@ -137,8 +147,14 @@ def setup_of(
 ) -> Setup:
     """What everybody knows before the first round."""
     views = experiment.views
+    mean, std = experiment.data.mean or about.mean, experiment.data.std or about.std
+    if len(mean) != about.channels:
+        raise TacitError(
+            f"data.mean and data.std have {len(mean)} numbers, but the images have {about.channels} channel(s). Write "
+            "one of each for every channel; grey images become coloured ones with data.rgb = true."
+        )
     flip = about.mirror if views.flip == "auto" else views.flip == "yes"
-    chosen = Views(mean=about.mean, std=about.std, weak=views.weak, strong=views.strong, flip=flip, resize=views.resize)
+    chosen = Views(mean=mean, std=std, weak=views.weak, strong=views.strong, flip=flip, resize=views.resize)
     chosen.check_size(about.size)
     return Setup(
         seed=experiment.seed,

@@ -6,13 +6,13 @@ What a folder means is decided in `tacit.data.layout`, what a table's columns me
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from tacit.core.errors import Answer, Question, TacitError
-from tacit.core.memory_bounds import check_images
 from tacit.core.settings import Data
 from tacit.core.text import safe
 from tacit.data import near_duplicates
@@ -24,6 +24,7 @@ from tacit.data.folder_report import FolderReport, Item
 from tacit.data.glance import blank, glance_at, glancing
 from tacit.data.groups import Parts, check_given, held_out
 from tacit.data.images import (
+    RULE,
     check_size,
     eight_bits,
     fingerprint,
@@ -35,6 +36,7 @@ from tacit.data.images import (
     why_unreadable,
 )
 from tacit.data.layout import FLAT, Reading, as_party, choose, scan
+from tacit.data.mapped import Look, Looks, check_room, key_of_files, made_once
 from tacit.data.names import spelt_alike
 
 AUTO = Data()
@@ -112,27 +114,36 @@ def _looked_at(report: FolderReport, how: Data, progress: Progress) -> FolderRep
     """The same report after every image was decoded once, or after a glance."""
     _settle_spellings(report, how)
     waiting, report.items = report.items, []
+    report.guess_groups = how.groups == "found"
     if glancing():
         glance_at(waiting, report, picture)
-        report.depth, report.guess_groups = how.depth or 16, how.groups == "found"
+        report.depth = how.depth or 16
         return report
+    looks = Looks([item.path for item in waiting if item.array is None], report.path)
     for number, item in enumerate(waiting, start=1):
         try:
-            image = _deep_picture(item)
-            if is_deep(image):
-                report.deep[used_bits(image)] += 1
+            seen = look_at(item) if item.array is not None else looks.of(item.path, partial(look_at, item))
         except Exception as error:  # decoders raise errors of every kind on damaged files
             report.unreadable.append((item.path, why_unreadable(error, item.path)))
             continue
-        look = near_duplicates.glance(eight_bits(image, used_bits(image)) if is_deep(image) else image)
-        report.items.append(replace(item, twin=fingerprint(image), glance=look))
-        report.sizes[image.size] += 1
-        report.grey += is_grey(image)
-        report.colour += not is_grey(image)
+        if seen.bits:
+            report.deep[seen.bits] += 1
+        report.items.append(replace(item, twin=bytes.fromhex(seen.twin), glance=bytes.fromhex(seen.glance)))
+        report.sizes[seen.width, seen.height] += 1
+        report.grey += seen.grey
+        report.colour += not seen.grey
         progress("looking at the images", number, len(waiting))
+    looks.save()
     report.depth = how.depth or max(report.deep, default=16)
-    report.guess_groups = how.groups == "found"
     return report
+
+
+def look_at(item: Item) -> Look:
+    """What the decoded image of an item shows of itself."""
+    image = _deep_picture(item)
+    bits = used_bits(image) if is_deep(image) else 0
+    glance = near_duplicates.glance(eight_bits(image, bits) if bits else image)
+    return Look(fingerprint(image).hex(), *image.size, is_grey(image), bits, glance.hex())
 
 
 def _settle_spellings(report: FolderReport, how: Data) -> None:
@@ -188,14 +199,11 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
     usable, parts = report.usable, _parts(report)
     kept = np.flatnonzero(~parts.left_out)
     items, test, joined = [usable[place] for place in kept], parts.test[kept], report.groups.numbers[kept]
-    check_images(len(items), 1 if grey else 3, size)
-    side = 1 if glancing() else size
-    images = np.zeros((len(items), 1 if grey else 3, side, side), np.uint8)
-    for number, item in enumerate(() if glancing() else items):
-        images[number] = pixels(picture(item, report.depth), size, grey)
-        progress("reading the images", number + 1, len(items))
+    check_room(len(items), 1 if grey else 3, size)
     labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
-    arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes))
+    halves = [[item for item, tested in zip(items, test, strict=True) if tested == wanted] for wanted in (False, True)]
+    train_images, test_images = (decoded(half, size, grey, report.depth, progress) for half in halves)
+    arrays = Arrays(train_images, labels[~test], test_images, labels[test], tuple(classes))
     left_out = [f"left out: {counts_only(fault)}" for fault in report.bad]  # a note travels, file names stay at home
     arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size), *parts.remarks]))
     check_arrays(arrays, str(report.path))
@@ -213,6 +221,21 @@ def _load_items(report: FolderReport, name: str, size: int, progress: Progress) 
         train_files=tuple(str(item.path) for item in train),
         depth=report.depth,
     )
+
+
+def decoded(items: Sequence[Item], size: int, grey: bool, depth: int = 16, progress: Progress = silent) -> np.ndarray:
+    """The images of items, uint8 [N, 1 or 3, size, size]; many files are decoded once, and mapped from then on."""
+    if glancing():
+        return np.zeros((len(items), 1 if grey else 3, 1, 1), np.uint8)
+
+    def fill(images: np.ndarray) -> None:
+        for number, item in enumerate(items):
+            images[number] = pixels(picture(item, depth), size, grey)
+            progress("reading the images", number + 1, len(items))
+
+    in_files = all(item.array is None for item in items)
+    key = key_of_files([item.path for item in items], size, grey, depth, RULE) if in_files else ""
+    return made_once(key, (len(items), 1 if grey else 3, size, size), fill)
 
 
 def _parts(report: FolderReport) -> Parts:

@@ -21,7 +21,7 @@ from tacit.data.arrays import mean_and_std
 from tacit.data.folder_report import FolderReport
 from tacit.data.groups import NO_GROUPS, held_out
 from tacit.data.images import pixels
-from tacit.data.own import inspect_folder, picture
+from tacit.data.own import decoded, inspect_folder
 from tacit.data.readers import read_npz
 from tacit.data.tables import TABLES
 
@@ -117,15 +117,14 @@ def load_party(path: Path, facts: Facts, guess_groups: bool = True) -> PartyData
     items = report.items
     _check_depth(report, facts, path)
     check_images(len(items), facts.channels, facts.size)
-    images = np.empty((len(items), facts.channels, facts.size, facts.size), np.uint8)
-    for number, item in enumerate(items):
-        images[number] = pixels(picture(item, facts.depth), facts.size, grey=facts.channels == 1)
     known = _numbers(report.classes, facts, path)
     labels = np.array([known[item.label] if item.label else -1 for item in items], np.int64)
     test = np.array([item.part == "test" for item in items], bool)
+    parts = [[item for item, is_test in zip(items, test, strict=True) if is_test == wanted] for wanted in (False, True)]
+    images, test_images = (decoded(part, facts.size, facts.channels == 1, facts.depth) for part in parts)
     groups = report.groups
     numbered = groups.numbers[~test], groups.numbers[test]
-    return PartyData(images[~test], labels[~test], images[test], labels[test], *numbered, "; ".join(groups.remarks))
+    return PartyData(images, labels[~test], test_images, labels[test], *numbered, "; ".join(groups.remarks))
 
 
 def _check_depth(report: FolderReport, facts: Facts, path: Path) -> None:
@@ -198,6 +197,17 @@ def facts_of(path: Path, image_size: int = 0) -> Facts:
     party = load_party(path, bare)
     mean, std = mean_and_std(party.images if len(party.images) else party.test_images)
     return dataclasses.replace(bare, mean=mean, std=std)
+
+
+def coloured(facts: Facts, rgb: bool) -> Facts:
+    """The facts of grey images that become coloured ones, where that is asked for.
+
+    >>> coloured(Facts(("a", "b"), 1, 32, (0.5,), (0.25,)), True).mean
+    (0.5, 0.5, 0.5)
+    """
+    if not rgb or facts.channels == 3:
+        return facts
+    return dataclasses.replace(facts, channels=3, mean=facts.mean * 3, std=facts.std * 3)
 
 
 def server_parts(party: PartyData, labels_at_server: bool) -> tuple[np.ndarray, np.ndarray]:

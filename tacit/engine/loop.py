@@ -70,6 +70,8 @@ class Engine:
         summary = run_summary(self.plan, self.folder.records, time.perf_counter() - started)
         tested = weights is not None and len(self.test_labels) > 0
         probs = self.backend.predict_test(weights) if weights is not None and tested else None
+        if weights is not None:
+            weights = {**self.plan.setup.frozen, **weights}  # a model for others is whole
         self.folder.finish(weights, summary, handover(self.plan, summary, self.folder.records, probs, self.test_labels))
         return summary
 

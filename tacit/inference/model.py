@@ -108,7 +108,7 @@ def describe(plan: Plan) -> Description:
         size=plan.dataset.size,
         mean=plan.setup.views.mean,
         std=plan.setup.views.std,
-        net=plan.experiment.net.model_dump(),
+        net=plan.experiment.net.architecture,
         data=plan.dataset.name,
         method=Path(plan.experiment.method["name"]).stem,
         depth=plan.dataset.depth,

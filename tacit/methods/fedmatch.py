@@ -53,6 +53,7 @@ class FedMatch(Method):
     citation: ClassVar[str] = (
         "Jeong et al., Federated Semi-Supervised Learning with Inter-Client Consistency & Disjoint Learning, ICLR 2021"
     )
+    trains_parts: ClassVar = False  # σ + ψ is drawn for every parameter
     server_sends: ClassVar = {"sigma": "weights", "psi": "weights", "helpers?": "any"}
     client_sends: ClassVar = {"sigma": "weights if labeled", "psi": "weights if unlabeled"}
     presets: ClassVar = {

@@ -166,7 +166,7 @@ def sharpness_consistency(
     """
     if not bool(strict.any()):
         return logits.new_zeros(())
-    weights = dict(model.named_parameters())
+    weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     loss = masked_cross_entropy(logits, label, strict)
     slopes = torch.autograd.grad(loss, list(weights.values()), retain_graph=True)
     step = asam_perturbation(weights, dict(zip(weights, slopes, strict=True)), radius)

@@ -20,14 +20,19 @@ from tacit.nets.layers import (
     initialise,
     parameter_count,
 )
+from tacit.nets.lite import SCALES, EfficientNetLite
 from tacit.nets.resnet import ResNet18
+from tacit.nets.timm_nets import PREFIX, drawn
 from tacit.nets.vit import VisionTransformer
 from tacit.nets.wrn import WideResNet
 
 __all__ = ["Net", "build", "known", "outline", "parameter_count"]
 
 WIDTHS = {"cnn": 32, "resnet18": 64}  # where a name has none
-USUAL = {"cnn": "cnn", "wrn": "wrn-28-2", "resnet18": "resnet18", "vit-tiny": "vit-tiny"}
+USUAL = {"cnn": "cnn", "wrn": "wrn-28-2", "resnet18": "resnet18", "vit-tiny": "vit-tiny"} | dict.fromkeys(
+    SCALES, "lite0"
+)
+TIMM_NAME = PREFIX + r"[A-Za-z0-9][A-Za-z0-9_.-]{0,90}"
 WIDE = 4096  # beyond it, memory is told from the square of the width
 DEEP = 1000  # layers of a wide residual net
 
@@ -46,6 +51,11 @@ def known() -> list[tuple[str, str]]:
             "channels, not 64",
         ),
         ("vit-tiny", "small vision transformer, 5.4 M parameters; LayerNorm, so norm and bn have no effect"),
+        (
+            "lite0 … lite4",
+            'EfficientNet-Lite, 3.4 to 11.8 M parameters; net.weights = "pretrained" begins with ImageNet\'s (0 to 2)',
+        ),
+        ("timm:NAME", "any model of timm, where timm is installed: timm:vit_tiny_patch16_224"),
     ]
 
 
@@ -75,6 +85,8 @@ def build(
     net = outline(
         name, classes=classes, channels=channels, size=size, norm=norm, bn=bn, stem=stem, activation=activation
     )
+    if name.startswith(PREFIX):  # made whole, since it may hold what no state_dict has
+        return drawn(name, classes, channels, size, generator)
     net.to_empty(device="cpu")
     if generator is None:
         with torch.no_grad():
@@ -109,6 +121,9 @@ def outline(
     check_least("classes", classes, 2)
     check_least("channels", channels, 1)
     check_least("size", size, 8)
+    if name.startswith(PREFIX):
+        check_timm_name(name)
+        return drawn(name, classes, channels, size, None)
     layers = Layers(norm, bn, activation)
     kind, depth, width = parts_of(name)
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
@@ -130,7 +145,7 @@ def parts_of(name: str) -> tuple[str, int, int]:
     >>> parts_of("cnn"), parts_of("resnet18-20"), parts_of("wrn-28-2"), parts_of("vit-tiny")
     (('cnn', 0, 32), ('resnet18', 0, 20), ('wrn', 28, 2), ('vit-tiny', 0, 1))
     """
-    if name == "vit-tiny":
+    if name == "vit-tiny" or name in SCALES:
         return name, 0, 1
     if found := re.fullmatch(r"(cnn|resnet18)(?:-([0-9]{1,15}))?", name):
         width = int(found[2] or WIDTHS[found[1]])
@@ -142,10 +157,8 @@ def parts_of(name: str) -> tuple[str, int, int]:
         depth, width = int(found[1]), int(found[2])
         check_wide(name, depth, width)
         return "wrn", depth, width
-    patterns = ", ".join(pattern for pattern, _ in known())
-    raise TacitError(
-        f"There is no net '{safe(name, 60)}'; there are {patterns}.{nearest(name, [*USUAL.values(), 'wrn-28-8'])}"
-    )
+    patterns, names = ", ".join(pattern for pattern, _ in known()), [*USUAL.values(), *SCALES, "wrn-28-8"]
+    raise TacitError(f"There is no net '{safe(name, 60)}'; there are {patterns}.{nearest(name, names)}")
 
 
 def construct(
@@ -157,6 +170,8 @@ def construct(
         return ResNet18(classes, channels, width, stem, layers)
     if kind == "wrn":
         return WideResNet(depth, width, classes, channels, layers)
+    if kind in SCALES:
+        return EfficientNetLite(kind, classes, channels, layers)
     return VisionTransformer(classes, channels, size)
 
 
@@ -184,6 +199,12 @@ def check_wide(name: str, depth: int, width: int) -> None:
         )
     if width < 1:
         raise TacitError(f"There is no net '{name}': the width must be at least 1. Write 'wrn-{depth}-2'.")
+
+
+def check_timm_name(name: str) -> None:
+    """Refuse names that timm would not look up in itself (such as addresses of models elsewhere)."""
+    if not re.fullmatch(TIMM_NAME, name):
+        raise TacitError(f"There is no net '{safe(name, 60)}': write timm: and a name that timm.list_models() tells.")
 
 
 def check_choice(option: str, value: str, choices: Iterable[str]) -> None:

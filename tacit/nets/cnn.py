@@ -24,6 +24,9 @@ class ConvolutionalNet(Net):
         self.grid = min(3, halved_size(halved_size(halved_size(size))))
         self.fc = nn.Linear(4 * width * self.grid**2, classes)
 
+    def steps(self) -> list[tuple[nn.Module, ...]]:
+        return [(self.conv1, self.norm1), (self.conv2, self.norm2), (self.conv3, self.norm3)]
+
     def features(self, x: Tensor) -> Tensor:
         x = self.activation(self.norm1(halved(self.conv1(x))))
         x = self.activation(self.norm2(halved(self.conv2(x))))

@@ -1,15 +1,18 @@
 """What the nets share: their outer shape, the choice of norm layer and activation, the first weights."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacit.core.errors import TacitError
+
 Norm = Literal["bn", "gn"]
-BatchNormPolicy = Literal["average", "static", "batch"]
+BatchNormPolicy = Literal["average", "static", "batch", "frozen"]
 Stem = Literal["imagenet", "cifar"]
 Activation = Literal["relu", "leaky"]
 
@@ -22,6 +25,53 @@ class Net(nn.Module):
 
     channels_last: bool = True  # the memory layout in which this net trains faster on a CPU
     fc: nn.Linear
+    trained: tuple[nn.Module, ...] | None = None  # the parts that learn; None: all of it
+    frozen_names: frozenset[str] = frozenset()  # in the state_dict: what never changes, and so never travels
+
+    def train_only(self, part: str) -> Self:
+        """Let only a part learn: "all", "head", or "last-N" blocks and the head; norms in the rest keep still."""
+        if part != "all":
+            steps, last = ([], 0) if part == "head" else (self.steps(), int(part.removeprefix("last-")))
+            if last > len(steps):
+                raise TacitError(
+                    f'net.train = "{part}", but this net has {len(steps)} blocks before its head. Write '
+                    f'"last-{len(steps)}" or fewer, or "all".'
+                )
+            self.trained = (self.fc, *(module for step in steps[len(steps) - last :] for module in step))
+            learning = {id(module) for part in self.trained for module in part.modules()}
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm2d) and id(module) not in learning:
+                    module.frozen = True  # type: ignore[assignment]
+            moving = {
+                f"{name}.{inner}"
+                for name, module in self.named_modules()
+                if any(module is part for part in self.trained)
+                for inner in module.state_dict()
+            }
+            self.frozen_names = frozenset(self.state_dict()) - moving
+        return self.learn()
+
+    def learn(self) -> Self:
+        """Gradients for the parts that learn, and for no other."""
+        self.requires_grad_(self.trained is None)
+        for module in self.trained or ():
+            module.requires_grad_(True)
+        return self
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As ever; what is frozen need not be among the weights, and then stays as it is."""
+        if self.frozen_names:
+            still = {name: tensor for name, tensor in self.state_dict().items() if name in self.frozen_names}
+            state_dict = {**still, **state_dict}
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def train(self, mode: bool = True) -> Self:
+        """As ever, but what is frozen stays in evaluation mode."""
+        super().train(mode)
+        for module in self.modules():
+            if getattr(module, "frozen", False):
+                module.training = False
+        return self
 
     @property
     def head(self) -> nn.Linear:
@@ -31,6 +81,13 @@ class Net(nn.Module):
         """Move to a device, in the memory layout in which this net is fastest there for images of this size."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return self.to(device, memory_format=layout)  # type: ignore[call-overload]
+
+    def steps(self) -> list[tuple[nn.Module, ...]]:
+        """The parts before the head, from the images on: what `net.train = "last-N"` counts from the end.
+
+        What belongs to no block (a stem's norm, a last norm) goes with its neighbour.
+        """
+        raise NotImplementedError
 
     def norms_to_fold(self) -> list[tuple[nn.Module, str, str]]:
         """Norms that see nothing but a convolution's result: whose they are, the convolution's name and theirs."""
@@ -70,6 +127,12 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         return super().forward(x)
 
 
+class FrozenBatchNorm2d(nn.BatchNorm2d):
+    """Trains and evaluates with the running statistics that came with its weights, and never changes them."""
+
+    frozen = True  # `Net.train` leaves it in evaluation mode
+
+
 @dataclass(frozen=True)
 class Layers:
     """Makes the layers whose kind is an option, so that a net asks for `layers.norm(64)` and no more."""
@@ -78,11 +141,13 @@ class Layers:
     bn: BatchNormPolicy = "average"
     activation_kind: Activation = "relu"
 
-    def norm(self, channels: int) -> nn.Module:
+    def norm(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> nn.Module:
         if self.norm_kind == "gn":
             return nn.GroupNorm(group_count(channels), channels)
-        # The SSL suites that use a leaky activation also have slow, well-padded running statistics.
-        eps, momentum = (1e-3, 0.001) if self.activation_kind == "leaky" else (1e-5, 0.1)
+        if self.activation_kind == "leaky":  # the SSL suites that use it have slow, well-padded running statistics
+            eps, momentum = 1e-3, 0.001
+        if self.bn == "frozen":
+            return FrozenBatchNorm2d(channels, eps=eps, momentum=momentum)
         if self.bn == "static":
             return StaticBatchNorm2d(channels, eps=eps, momentum=momentum)
         return nn.BatchNorm2d(channels, eps=eps, momentum=momentum, track_running_stats=self.bn == "average")

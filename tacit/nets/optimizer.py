@@ -150,13 +150,14 @@ def back(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def sgd(model: nn.Module, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, nesterov: bool = False) -> SGD:
-    """Stochastic gradient descent for all parameters of a model."""
-    return SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+    """Stochastic gradient descent for all parameters of a model that learn."""
+    learning = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    return SGD(learning, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
 
 
 def momentum_of(model: nn.Module, optimizer: SGD) -> dict[str, Tensor]:
     """A copy of the optimiser's momentum, by parameter name: what a client keeps to go on where it stopped."""
-    buffers = ((name, optimizer.momentum(place)) for place, (name, _) in enumerate(model.named_parameters()))
+    buffers = ((name, optimizer.momentum(place)) for place, name in places_of(model, optimizer))
     return {name: buffer.detach().cpu().clone() for name, buffer in buffers if buffer is not None}
 
 
@@ -171,14 +172,21 @@ def give_momentum(model: nn.Module, optimizer: SGD, momentum: dict[str, Tensor])
     >>> momentum_of(net, second)
     {'weight': tensor([[1.]])}
     """
-    for place, (name, _) in enumerate(model.named_parameters()):
+    for place, name in places_of(model, optimizer):
         if name in momentum:
             optimizer.set_momentum(place, momentum[name])
 
 
 def give_correction(model: nn.Module, optimizer: SGD, correction: Mapping[str, Tensor]) -> None:
     """From now on every gradient has this added, by parameter name: SCAFFOLD's c − c_i (Eq. 3)."""
-    optimizer.corrections = [correction[name].to(p.device) for name, p in model.named_parameters()]
+    names = [name for _, name in sorted(places_of(model, optimizer))]
+    optimizer.corrections = [correction[name].to(p.device) for name, p in zip(names, optimizer.shown, strict=True)]
+
+
+def places_of(model: nn.Module, optimizer: SGD) -> list[tuple[int, str]]:
+    """The model's parameters that an optimiser moves: their places in it, and their names."""
+    places = {id(parameter): place for place, parameter in enumerate(optimizer.shown)}
+    return [(places[id(p)], name) for name, p in model.named_parameters() if id(p) in places]
 
 
 @contextmanager
@@ -189,12 +197,13 @@ def live_taps_only(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterat
     Nobody may read or set weights inside, and the loss may depend on them through the model's answers only. Where
     something else moves them (`stay_near`, `give_correction`) all taps take part in every step.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, TappedConv2d) and layer.has_dead_taps]
+    places = {id(p): place for place, p in enumerate(optimizer.shown)} if isinstance(optimizer, SGD) else {}
+    tapped = [layer for layer in model.modules() if isinstance(layer, TappedConv2d) and layer.has_dead_taps]
+    layers = [layer for layer in tapped if id(layer.weight) in places]  # the others do not learn
     if not layers or not isinstance(optimizer, SGD) or not optimizer.moved_by_loss_alone:
         yield
         return
     group, before = optimizer.param_groups[0], optimizer.steps
-    places = {id(parameter): place for place, parameter in enumerate(optimizer.shown)}
     mine = [places[id(layer.weight)] for layer in layers]
     if group["momentum"]:
         optimizer.begin_momentum()

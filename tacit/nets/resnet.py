@@ -68,6 +68,10 @@ class ResNet18(Net):
         self.layer4 = nn.Sequential(Block(four, eight, 2, layers), Block(eight, eight, 1, layers))
         self.fc = nn.Linear(eight, classes)
 
+    def steps(self) -> list[tuple[nn.Module, ...]]:
+        stages = (self.layer1, self.layer2, self.layer3, self.layer4)
+        return [(self.conv1, self.bn1), *((block,) for stage in stages for block in stage)]
+
     def features(self, x: Tensor) -> Tensor:
         x = self.activation(self.bn1(self.conv1(x)))
         if self.stem == "imagenet":

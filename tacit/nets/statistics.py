@@ -65,6 +65,7 @@ def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
     of a single image are left out, since on a 1×1 map they have no variance to be normalised by.
     """
     layers = [m for m in model.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
+    layers = [layer for layer in layers if not getattr(layer, "frozen", False)]
     if not layers:
         return
     seen = {layer: Moments() for layer in layers}

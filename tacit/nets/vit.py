@@ -73,6 +73,10 @@ class VisionTransformer(Net):
         for parameter in (self.cls_token, self.pos_embed):
             nn.init.trunc_normal_(parameter, std=0.02, generator=generator)
 
+    def steps(self) -> list[tuple[nn.Module, ...]]:
+        *blocks, last = self.blocks
+        return [(self.patch_embed,), *((block,) for block in blocks), (last, self.norm)]  # token, positions: with "all"
+
     def features(self, x: Tensor) -> Tensor:
         x = F.pad(x, (0, self.padding, 0, self.padding))
         x = self.patch_embed(x).flatten(2).transpose(1, 2)

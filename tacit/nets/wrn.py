@@ -42,6 +42,10 @@ class WideResNet(Net):
         self.activation = layers.activation()
         self.fc = nn.Linear(64 * width, classes)
 
+    def steps(self) -> list[tuple[nn.Module, ...]]:
+        blocks = [block for stage in (self.layer1, self.layer2, self.layer3) for block in stage]
+        return [(self.conv1,), *((block,) for block in blocks[:-1]), (blocks[-1], self.bn1)]
+
     def features(self, x: Tensor) -> Tensor:
         x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
         return pooled(self.activation(self.bn1(x)))

@@ -15,6 +15,16 @@ from tacit.pieces.loss import PLAIN, LabelLoss
 
 View = Callable[[Tensor, torch.Generator], Tensor]
 EPOCH_CHUNK = 1024  # images whose views are made at once: enough to be fast, little enough to fit any memory
+MOST_NUMBERS = 1 << 25  # and numbers in these views: 128 MiB of floats
+
+
+def at_once(numbers: int) -> int:
+    """Images of so many numbers each whose views are made at once; how many changes nothing in them.
+
+    >>> at_once(3 * 32 * 32), at_once(3 * 224 * 224), at_once(10**9)
+    (1024, 222, 1)
+    """
+    return max(1, min(EPOCH_CHUNK, MOST_NUMBERS // max(numbers, 1)))
 
 
 def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -55,9 +65,10 @@ def viewed_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch: (which images, their views), with the views of many batches made at a time."""
     waiting: list[Tensor] = []
+    enough = at_once(images[0].numel()) if len(images) else 1
     for batch in batches(len(images), size, generator):
         waiting.append(batch)
-        if sum(map(len, waiting)) >= EPOCH_CHUNK:
+        if sum(map(len, waiting)) >= enough:
             yield from _view(waiting, images, view, generator)
             waiting = []
     yield from _view(waiting, images, view, generator)
@@ -127,11 +138,14 @@ def predict(model: nn.Module, images: Tensor, view: Callable[[Tensor], Tensor], 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of the model's parameters and buffers: what may travel, and stays as it is when training goes on.
 
+    What `net.train` froze is not among them: every party has it already.
+
     The copy is contiguous, whatever the net's own memory layout: weights that travelled through bytes are, and the
     order in which a sum runs over a tensor, and so its last bit, depends on the strides.
     """
-    contiguous = torch.contiguous_format
-    return {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in model.state_dict().items()}
+    contiguous, frozen = torch.contiguous_format, getattr(model, "frozen_names", ())
+    moving = ((name, tensor) for name, tensor in model.state_dict().items() if name not in frozen)
+    return {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in moving}
 
 
 def pull_back(model: nn.Module, every: int, share: float) -> Callable[[int], None]:

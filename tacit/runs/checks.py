@@ -5,13 +5,14 @@ from pathlib import Path
 from tacit import nets
 from tacit.core.errors import TacitError, nearest
 from tacit.core.machine import pick_device
-from tacit.core.memory_bounds import check_images
 from tacit.core.settings import Experiment
 from tacit.data import placement
 from tacit.data.catalogue import find_source
+from tacit.data.mapped import check_room
 from tacit.data.published import PUBLISHED, check_published
 from tacit.data.sources import is_own
 from tacit.data.split import load_split
+from tacit.nets.weights import check_available
 
 
 def check_settings(experiment: Experiment, saved_split: Path | None = None) -> None:
@@ -20,10 +21,13 @@ def check_settings(experiment: Experiment, saved_split: Path | None = None) -> N
     The split that was saved with a run takes the place of the one that the settings name.
     """
     pick_device(experiment.device)
-    data, net = experiment.data, experiment.net.model_dump()
+    begun = saved_split is not None and saved_split.is_file()
+    settings, needed = experiment.net, not begun or experiment.net.train != "all"  # what is frozen is in no checkpoint
+    check_available(settings.name, settings.weights, settings.weights_digest, begun=not needed)
+    data, net = experiment.data, experiment.net.architecture
     if data.split in PUBLISHED:
         check_published(data)
-    elif data.split and not (saved_split and saved_split.is_file()):
+    elif data.split and not begun:
         if not Path(data.split).exists() and (near := nearest(data.split, PUBLISHED)):
             raise TacitError(f"There is no split '{data.split}', neither published nor saved here.{near}")
         load_split(Path(data.split))
@@ -40,7 +44,7 @@ def check_settings(experiment: Experiment, saved_split: Path | None = None) -> N
         )
     channels = 3 if data.rgb else source.shape[0]
     if data.image_size or channels != source.shape[0]:  # as they are, they stay on the disk
-        check_images(sum(source.images), channels, data.image_size or source.shape[-1])
+        check_room(sum(source.images), channels, data.image_size or source.shape[-1])
     nets.outline(**net, classes=len(source.classes), channels=channels, size=data.image_size or source.shape[-1])
     if data.partition != "sites" and not source.total:  # where the split into train and test is ours, counts may differ
         placement.check(data, source.images[0], len(source.classes), source.images[0])

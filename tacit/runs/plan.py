@@ -48,6 +48,21 @@ def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple
     return stages
 
 
+def about_weights(experiment: Experiment, setup: Setup) -> tuple[str, ...]:
+    """What is to be told of first weights that come from elsewhere; weights that do not fit are refused."""
+    if not experiment.net.weights:
+        return ()
+    _, told = setup.first_weights()
+    mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (setup.views.mean, setup.views.std))
+    told.append(
+        f"Images are shown to it in {setup.channels} channel(s) of {setup.size}×{setup.size} pixels, less mean {mean}, "
+        f"over std {std} (data.image_size, data.rgb, data.mean, data.std)."
+    )
+    if experiment.net.norm == "bn" and experiment.net.bn == "frozen":
+        told.append('BN keeps the statistics that came with the weights (net.bn = "frozen").')
+    return tuple(told)
+
+
 def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool = True) -> Plan:
     """Load the data, draw (or load) the split, and check everything that can be checked before work."""
     stages = stages_of(experiment)
@@ -60,8 +75,9 @@ def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool
         split = make_split(dataset, experiment.data, experiment.seed)
     setup = make_setup(experiment, dataset, split)
     setup.build()  # a net that does not fit the images says so now
+    told = () if saved_split is not None and saved_split.is_file() else about_weights(experiment, setup)
     held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
-    return Plan(experiment, stages, dataset, split, setup, tuple(warnings(split, dataset)), held)
+    return Plan(experiment, stages, dataset, split, setup, (*told, *warnings(split, dataset)), held)
 
 
 def typical_client(split: Split, batch: int) -> Held:

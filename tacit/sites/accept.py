@@ -21,10 +21,12 @@ from tacit.core.errors import TacitError
 from tacit.core.settings import INTAKE, Backend, Data, Experiment, explain, flatten
 from tacit.core.text import safe
 from tacit.methods import MethodFile, find_method, known_methods
+from tacit.nets import TIMM_NAME
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]{1,60}")  # no dot, no slash, no letter that only looks like one of these
 FILE = re.compile(r"[A-Za-z0-9_-]{1,60}\.py")  # the name of a method file, without its folder
 AT_HOME = {"name", "split", *INTAKE}  # of [data]: how the server reads its own files
+WORDS = {"method.name": FILE, "net.name": re.compile(TIMM_NAME)}  # what else a word may be, and where
 DEEPEST = 4  # the experiment, a section, a list, a list in a list
 
 
@@ -37,6 +39,9 @@ def for_sites(experiment: Experiment) -> dict[str, Any]:
     settings = experiment.to_dict()
     settings["device"] = "cpu" if experiment.device == "cpu" else "auto"
     settings["title"], settings["tuned"], settings["paper"] = "", "", {}
+    settings["net"]["weights_digest"] = ""
+    if experiment.net.train == "all":  # the server has them, and sends weights as always; else a site needs them, too
+        settings["net"]["weights"] = ""
     settings["data"] |= Data(name="own").model_dump(include=AT_HOME)
     settings["method"] |= {"name": Path(settings["method"]["name"]).name}
     settings["backend"] = Backend(name="flower").model_dump()
@@ -166,7 +171,7 @@ def _check_plain(value: Any, where: str = "", depth: int = 0) -> None:
 
 
 def _check_word(value: str, where: str, place: str) -> None:
-    plain = not value or PLAIN.fullmatch(value) or (where == "method.name" and FILE.fullmatch(value))
+    plain = not value or PLAIN.fullmatch(value) or (where in WORDS and WORDS[where].fullmatch(value))
     if not plain:
         raise Refusal(
             f"{place} is '{safe(value, 60)}', which is no plain name (letters of the English alphabet, digits, "

@@ -59,6 +59,7 @@ class Federated:
     images: tuple[int, ...] | None = None  # how many images each site registered; None: nobody was asked yet
     left_out: tuple[str, ...] = ()  # sites that are never asked again; their numbers stay theirs
     method_sha256: str = ""  # of the method's file, if it is none of tacit's own
+    frozen_sha256: str = ""  # of the part of the net that nobody trains, and nobody sends
     patience: float = 3600.0  # seconds that a round waits for its last reply
     largest_reply: int = 0  # bytes (0: four times what was sent down, and a megabyte)
     answered: tuple[int, ...] = ()  # how many rounds were done when each site answered last, as it says itself
@@ -71,6 +72,7 @@ class Federated:
                 "run": self.run,
                 "experiment": for_sites(experiment),
                 "method_sha256": self.method_sha256,
+                "frozen_sha256": self.frozen_sha256,
                 "facts": self.facts,
                 "site": self.sites[client],
                 "client": client,

@@ -74,6 +74,7 @@ def look(site: Site, experiment: Experiment, facts: Facts) -> tuple[Experiment, 
         (site.settings.name,),
         SharedFacts(**dataclasses.asdict(facts)),
         method_sha256=file.sha256 if file else "",
+        frozen_sha256=site_setup(experiment, facts, 1, ()).frozen_sha256,
     )
     return site._look(federated.request(experiment, 0, "hello"))
 

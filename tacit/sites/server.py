@@ -26,12 +26,13 @@ from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation
 from tacit.data.groups import group_warnings
-from tacit.data.party import FACTS, Facts, PartyData, facts_of, load_party, server_parts
+from tacit.data.party import FACTS, Facts, PartyData, coloured, facts_of, load_party, server_parts
 from tacit.data.placement import keep_back
 from tacit.data.split import Part, Split, validation_generator
 from tacit.engine.run import run_plan
+from tacit.nets.weights import PRETRAINED
 from tacit.runs.folder import Run
-from tacit.runs.plan import Plan, stages_of
+from tacit.runs.plan import Plan, about_weights, stages_of
 from tacit.runs.watchers import Watcher
 from tacit.runs.writer import OpenRun, check_same, roll_back
 from tacit.sites.accept import method_file
@@ -181,7 +182,7 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
             roll_back(out, job.from_round)
         records = tuple(Run(out).records)
     path = Path(experiment.data.name)
-    facts = facts_of(path, experiment.data.image_size)
+    facts = coloured(facts_of(path, experiment.data.image_size), experiment.data.rgb)
     file = method_file(experiment)
     federated = Federated(
         roster.run,
@@ -191,6 +192,7 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
         roster.images,
         roster.left_out,
         method_sha256=file.sha256 if file else "",
+        frozen_sha256=site_setup(experiment, facts, len(roster.sites), ()).frozen_sha256,
         patience=job.patience,
         largest_reply=job.largest_reply,
     )
@@ -228,6 +230,11 @@ def for_sites_only(experiment: Experiment) -> None:
     """Refuse settings that only a simulation can keep."""
     if experiment.data.reveal == "all":
         raise TacitError("data.reveal = 'all' gives labels that nobody has: it works in simulations only.")
+    if experiment.net.train != "all" and experiment.net.weights not in ("", PRETRAINED):
+        raise TacitError(
+            f'net.train = "{experiment.net.train}" leaves what is frozen out of what is sent, and sites do not have '
+            f'the file {experiment.net.weights}. Write net.train = "all", or net.weights = "{PRETRAINED}".'
+        )
     if experiment.keep.latest:
         raise TacitError(
             "keep.latest forgets other clients' memory, but each site has its own disk. Write keep.latest=0."
@@ -294,5 +301,5 @@ def plan_for(
     split = Split(own, clients, np.arange(len(labels)), recipe, experiment.seed, "", kept_back)
     setup = site_setup(experiment, facts, len(federated.sites), federated.labeled)
     setup.build()  # a net that does not fit the images says so now
-    told = (OTHER_SITES, *group_warnings(dataset)) if len(labels) else ()
+    told = (*about_weights(experiment, setup), *((OTHER_SITES, *group_warnings(dataset)) if len(labels) else ()))
     return Plan(experiment, stages_of(experiment, kind), dataset, split, setup, told, federated.images)

@@ -27,6 +27,7 @@ from tacit.data.federation import setup_of
 from tacit.data.party import Facts, PartyData, load_party
 from tacit.data.placement import keep_back
 from tacit.data.split import validation_generator
+from tacit.nets.weights import check_available
 from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
 from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
@@ -183,7 +184,9 @@ class Site:
         experiment, method = experiment_from_wire(
             request.experiment, lambda name: find_allowed(name, request.method_sha256, self.methods)
         )
-        return experiment, method, self._shard(request, experiment)
+        shard = self._shard(request, experiment)
+        _check_frozen(request, experiment)
+        return experiment, method, shard
 
     def _kept(self, request: Request, experiment: Experiment) -> ClientMemory:
         return ClientMemory(self.settings.memory / "kept" / request.run, experiment.keep)
@@ -250,6 +253,22 @@ class Site:
             worker = Worker(setup, shard, self._kept(request, experiment))
             self._work = {same: (stages_of(experiment, method), worker)}
         return self._work[same]
+
+
+def _check_frozen(request: Request, experiment: Experiment) -> None:
+    """What net.train freezes is not sent: this site must have the same."""
+    net = experiment.net
+    try:
+        if net.train != "all":
+            check_available(net.name, net.weights, "")
+        own = site_setup(experiment, Facts(**request.facts.model_dump()), request.clients, ()).frozen_sha256
+    except TacitError as error:
+        raise Refusal(f"it cannot make the part of the net that is not sent: {safe(error, 400)}") from None
+    if own != request.frozen_sha256:
+        raise Refusal(
+            f"the part of the net that is not sent (net.train) is not the server's: it has the digest {own[:16]}…, the "
+            f"server's {request.frozen_sha256[:16]}…. Install the same weights (and torch) on both sides"
+        )
 
 
 def site_setup(experiment: Experiment, facts: Facts, clients: int, labeled_clients: tuple[int, ...]) -> Setup:

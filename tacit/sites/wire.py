@@ -71,6 +71,7 @@ class Request(Header):
     run: RunName
     experiment: dict[str, object]  # in the one form of `tacit.sites.accept`
     method_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]  # of the method's file, if it is none of tacit's
+    frozen_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]  # of what net.train freezes: it is not sent
     facts: SharedFacts
     site: Word
     client: Number

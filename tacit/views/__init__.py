@@ -18,6 +18,7 @@ from tacit.views.augment import WEAK_NUMBERS, crop_view, draw, resize_crop_view
 from tacit.views.randaugment import POOLS, PoolName, randaugment
 
 CHUNK = 512
+MOST_PIXELS = 1 << 23  # numbers in a piece: images of more than 73 pixels come in smaller ones
 
 WeakName = Literal["crop", "resize-crop", "none"]
 Operation = Callable[[Tensor, Tensor], Tensor]  # images and their rows of random numbers → images
@@ -112,8 +113,9 @@ class Views:
         result = torch.empty(images.shape, dtype=torch.uint8 if raw else torch.float32, device=images.device)
         zero = torch.tensor(self.mean, device=images.device).mul_(255).view(-1, 1, 1)
         scale = torch.tensor(self.std, device=images.device).mul_(255).reciprocal_().view(-1, 1, 1)
-        for start in range(0, len(images), CHUNK):
-            piece = slice(start, start + CHUNK)
+        chunk = max(1, min(CHUNK, MOST_PIXELS // max(images[:1].numel(), 1)))
+        for start in range(0, len(images), chunk):
+            piece = slice(start, start + chunk)
             viewed = view(images[piece], numbers[piece])
             if raw:
                 result[piece] = viewed

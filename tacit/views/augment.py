@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+CACHED = 128 * 3 * 32 * 32  # numbers whose enlarging stays in the cache of a processor
 WEAK_NUMBERS = 3  # random numbers that one weak view takes: flip, top, left
 
 
@@ -207,7 +208,8 @@ def resize_crop_view(images: Tensor, numbers: Tensor, may_flip: bool = True, sid
     top = choose(numbers[:, 1], taller - height + 1).to(images.device)
     left = choose(numbers[:, 2], wider - width + 1).to(images.device)
     columns = _facing(_span(left, width), ((numbers[:, 0] < 0.5) & may_flip).to(images.device))
-    pieces = zip(images.split(128), _span(top, height).split(128), columns.split(128), strict=True)
+    few = max(1, min(128, CACHED // (images.shape[1] * height * width)))
+    pieces = zip(images.split(few), _span(top, height).split(few), columns.split(few), strict=True)
     return torch.cat([enlarge(piece, taller, wider, *places) for piece, *places in pieces])
 
 
