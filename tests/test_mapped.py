@@ -42,7 +42,7 @@ def test_photographs_are_decoded_once_and_mapped(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(mapped, "WORTH", 1 << 40)
-        in_memory = own.load_own(photographs, image_size=384)
+        in_memory = own.load_own(photographs, Data(image_size=384))
     assert not isinstance(in_memory.train_images, np.memmap)
     first = load_dataset(Data(name=str(photographs), image_size=384))
     assert mapped.lies_here(first.train_images)
@@ -50,7 +50,7 @@ def test_photographs_are_decoded_once_and_mapped(
     assert first.train_images.shape[1:] == (3, 384, 384)
     assert np.array_equal(first.train_images, in_memory.train_images)
     assert cache.stat().st_mode & 0o077 == 0  # for this user alone
-    monkeypatch.setattr(own, "open_image", lambda path: pytest.fail(f"{path} was decoded again"))
+    monkeypatch.setattr(own, "open_deep", lambda path: pytest.fail(f"{path} was decoded again"))
     again = load_dataset(Data(name=str(photographs), image_size=384))
     assert again.fingerprint == first.fingerprint
     files = share(again, tmp_path / "run").files  # workers map the very files
@@ -61,23 +61,23 @@ def test_photographs_are_decoded_once_and_mapped(
 
 
 def test_a_changed_file_is_decoded_again(photographs: Path, cache: Path) -> None:
-    before = own.load_own(photographs, image_size=16)
+    before = own.load_own(photographs, Data(image_size=16))
     changed = photographs / "dog" / "0.png"
     times = changed.stat()
     pixels = np.asarray(Image.open(changed)).copy()
     pixels[:] = 255 - pixels
     Image.fromarray(pixels).save(changed)
     os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))  # as some copying programs do
-    assert own.load_own(photographs, image_size=16).fingerprint != before.fingerprint
+    assert own.load_own(photographs, Data(image_size=16)).fingerprint != before.fingerprint
 
 
 def test_half_a_file_in_the_cache_is_made_again(photographs: Path, cache: Path) -> None:
-    before = own.load_own(photographs, image_size=16)
+    before = own.load_own(photographs, Data(image_size=16))
     for path in cache.glob("*.npy"):
         path.write_bytes(path.read_bytes()[:100])
     for path in cache.glob("*.json"):
         path.write_text("{")
-    assert own.load_own(photographs, image_size=16).fingerprint == before.fingerprint
+    assert own.load_own(photographs, Data(image_size=16)).fingerprint == before.fingerprint
 
 
 def test_a_party_maps_its_photographs_and_writing_into_them_reaches_nobody(photographs: Path, cache: Path) -> None:

@@ -45,6 +45,7 @@ def groups_by_name(paths: Sequence[Path], labels: Sequence[str]) -> list[str]:
     ['lesion 12', 'lesion 12', '', '', '12', '12']
     """
     found = [""] * len(paths)
+    paths = [path.absolute() for path in paths]  # some may be given from here, others from the root
     for rule in (by_word, by_folder, by_stem):
         more = rule(paths, labels)
         if _convincing(more, labels):
