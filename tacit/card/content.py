@@ -15,6 +15,7 @@ from tacit.data.split import class_table, party_names
 from tacit.evaluation.headline import MAJORITY
 from tacit.evaluation.metrics import wilson_interval
 from tacit.inference.model import Description
+from tacit.methods import find_method
 from tacit.runs.plan import Plan
 
 MOST_PARTIES = 30  # more are summed up
@@ -201,6 +202,11 @@ def _method(page: Document, plan: Plan) -> None:
         ),
         Text(f"Method {name} ({options or 'no options'}). {method.citation}."),
     )
+    if experiment.pretrain.method:
+        learner = experiment.pretrain.method
+        page.add(
+            Text(f"It began with features that {learner} learned without labels. {find_method(learner).citation}.")
+        )
 
 
 def _pseudo_labels(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) -> None:

@@ -1,0 +1,25 @@
+"""Small nets on top of another net's features: the projectors and predictors of self-supervised learning."""
+
+import torch
+from torch import nn
+
+from tacit.nets.layers import initialise
+
+
+def head(inputs: int, hidden: int, outputs: int, generator: torch.Generator | None = None) -> nn.Sequential:
+    """Linear, batch norm, ReLU, linear: BYOL's head, with first weights from a generator, or to be loaded.
+
+    Its norm has no running statistics: such heads are used while training only, and always on whole batches.
+
+    >>> [name for name, _ in head(8, 4, 2).named_parameters()]
+    ['0.weight', '0.bias', '1.weight', '1.bias', '3.weight', '3.bias']
+    >>> head(8, 4, 2, torch.Generator())(torch.randn(5, 8)).shape
+    torch.Size([5, 2])
+    """
+    with torch.device("meta"):  # no random numbers for weights that are replaced at once
+        norm = nn.BatchNorm1d(hidden, track_running_stats=False)
+        net = nn.Sequential(nn.Linear(inputs, hidden), norm, nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
+    net.to_empty(device="cpu")
+    if generator is not None:
+        initialise(net, generator)
+    return net
