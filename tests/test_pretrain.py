@@ -33,7 +33,7 @@ def pretrained(method: str = "semifl", placement: str = "server", **more: object
 def test_without_it_an_experiment_is_written_as_before() -> None:
     plain = resolve({"method.name": "semifl"})
     assert "pretrain" not in plain.to_dict()
-    assert plain == resolve(plain.to_dict(), {"pretrain": {"method": ""}})
+    assert plain == resolve(plain.to_dict(), {"pretrain": {"method": "none"}})
     assert [stage.name for stage in stages_of(plain)] == ["main"]
 
 
@@ -108,7 +108,7 @@ def test_it_shrinks_with_the_rest_and_is_no_part_of_the_bounds() -> None:
     assert small.pretrain.rounds == 3
     assert "3 of 30 rounds of pretraining" in told
     lower, upper = bounds_of(experiment)
-    assert (lower.rounds, lower.pretrain.method, upper.pretrain.method) == (80, "", "")
+    assert (lower.rounds, lower.pretrain.method, upper.pretrain.method) == (80, "none", "none")
     with_features = resolve(lower.to_dict(), PRETRAIN)
     assert (bound_of(lower), bound_of(with_features)) == ("lower", "")
 

@@ -202,7 +202,7 @@ def _method(page: Document, plan: Plan) -> None:
         ),
         Text(f"Method {name} ({options or 'no options'}). {method.citation}."),
     )
-    if experiment.pretrain.method:
+    if experiment.pretrain.on:
         learner = experiment.pretrain.method
         page.add(
             Text(f"It began with features that {learner} learned without labels. {find_method(learner).citation}.")

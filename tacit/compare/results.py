@@ -77,7 +77,7 @@ def bound_of(experiment: Experiment) -> str:
     """'lower' or 'upper' for plain FedAvg on the labels that exist or on all of them, else ''."""
     plain = resolve({"method.name": "fedavg"}).method
     options = {key: value for key, value in experiment.method.items() if key != "preset"}
-    if options != {key: value for key, value in plain.items() if key != "preset"} or experiment.pretrain.method:
+    if options != {key: value for key, value in plain.items() if key != "preset"} or experiment.pretrain.on:
         return ""
     return "upper" if experiment.data.reveal == "all" else "lower"
 

@@ -112,7 +112,7 @@ def with_pretrain_options(experiment: Experiment) -> Experiment:
     0.5
     """
     pretrain = experiment.pretrain
-    if not pretrain.method:
+    if not pretrain.on:
         return experiment
     options = validated_options(find_method(pretrain.method), pretrain.options, "pretrain.options")
     return experiment.model_copy(update={"pretrain": pretrain.model_copy(update={"options": options})})
@@ -121,7 +121,7 @@ def with_pretrain_options(experiment: Experiment) -> Experiment:
 def build_pretraining(experiment: Experiment) -> tuple[Stage, ...]:
     """The stage that [pretrain] asks for: what its method has before its classifier, for so many rounds."""
     pretrain = experiment.pretrain
-    if not pretrain.method:
+    if not pretrain.on:
         return ()
     method: Method = TypeAdapter(find_method(pretrain.method)).validate_python(pretrain.options)
     (stage,) = method.before()

@@ -135,17 +135,21 @@ class Train(Section):
 class Pretrain(Section):
     """A stage before all others that learns features from images alone, so that any method can start from them."""
 
-    method: Literal["", "fedu", "fedema", "orchestra"] = Field("", description="that learns them (empty: none)")
+    method: Literal["none", "fedu", "fedema", "orchestra"] = Field("none", description="that learns them")
     rounds: Annotated[int, Field(ge=0, le=MANY, description="rounds in which it does")] = 0
     options: dict[str, Any] = Field(default_factory=dict, description="options of that method")
 
     @model_validator(mode="after")
     def _all_or_nothing(self) -> "Pretrain":
-        if self.method and not self.rounds:
+        if self.on and not self.rounds:
             raise ValueError(f'method = "{self.method}" needs a number of rounds: write rounds = 20 beside it')
-        if not self.method and (self.rounds or self.options):
+        if not self.on and (self.rounds or self.options):
             raise ValueError('rounds and options are for a method: write method = "fedema" beside them, or none of it')
         return self
+
+    @property
+    def on(self) -> bool:
+        return self.method != "none"
 
 
 class ViewChoice(Section):
@@ -250,7 +254,7 @@ class Experiment(Section):
     def to_dict(self) -> dict[str, Any]:
         """All settings; without [pretrain] where there is no such stage."""
         settings = self.model_dump(exclude_none=True)
-        if not self.pretrain.method:
+        if not self.pretrain.on:
             del settings["pretrain"]
         return settings
 

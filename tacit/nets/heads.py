@@ -6,10 +6,13 @@ from torch import nn
 from tacit.nets.layers import initialise
 
 
-def head(inputs: int, hidden: int, outputs: int, generator: torch.Generator | None = None) -> nn.Sequential:
+def head(
+    inputs: int, hidden: int, outputs: int, generator: torch.Generator | None = None, last_norm: bool = False
+) -> nn.Sequential:
     """Linear, batch norm, ReLU, linear: BYOL's head, with first weights from a generator, or to be loaded.
 
-    Its norm has no running statistics: such heads are used while training only, and always on whole batches.
+    `last_norm`: then one more batch norm without scale and shift, as Orchestra has it. The norms have no running
+    statistics: such heads are used while training only, and always on whole batches.
 
     >>> [name for name, _ in head(8, 4, 2).named_parameters()]
     ['0.weight', '0.bias', '1.weight', '1.bias', '3.weight', '3.bias']
@@ -19,6 +22,8 @@ def head(inputs: int, hidden: int, outputs: int, generator: torch.Generator | No
     with torch.device("meta"):  # no random numbers for weights that are replaced at once
         norm = nn.BatchNorm1d(hidden, track_running_stats=False)
         net = nn.Sequential(nn.Linear(inputs, hidden), norm, nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
+        if last_norm:
+            net.append(nn.BatchNorm1d(outputs, affine=False, track_running_stats=False))
     net.to_empty(device="cpu")
     if generator is not None:
         initialise(net, generator)
