@@ -257,7 +257,7 @@ def test_siamese_views_show_a_part_in_other_colours_and_mirror_only_where_allowe
         views = Views((0.0,) * 3, (1.0,) * 3, flip=flip).siamese_view(ramp, torch.Generator().manual_seed(0))
         mirrored = (views[..., -1].mean(dim=(1, 2)) < views[..., 0].mean(dim=(1, 2))).sum()
         assert least <= int(mirrored) <= most
-    assert 0 <= float(views.min())
+    assert float(views.min()) >= 0
     assert float(views.max()) <= 1
     spread = views.amax(dim=3) - views.amin(dim=3)
     assert float(spread.mean()) < 0.9 * float(ramp.float().amax() - ramp.float().amin()) / 255  # parts, not wholes
