@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from runs import World, client, digest, hub, world_of
+from tacit.config.recipes import known_recipes, load_recipe
+from tacit.config.resolve import resolve
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client, NetPool, RoundInfo
 from tacit.core.payload import Payload, number_in, weights_in
@@ -251,3 +253,20 @@ def test_smoke_runs_are_not_those_of_fedu(tmp_path: Path) -> None:
     assert losses["fedu"][0] == losses["fedema"][0]
     assert losses["fedu"][1] != losses["fedema"][1]
     assert digest(runs["fedu"]) != digest(runs["fedema"])
+
+
+# --- Recipes -------------------------------------------------------------------------------------------------------
+
+
+def test_table_1_of_bsemifl_is_complete_and_its_new_rows_have_its_one_sgd() -> None:
+    rows = [name for name in known_recipes() if name.startswith("bsemifl/table1/")]
+    assert len(rows) == 81
+    for name in rows:
+        if not name.endswith(("-fedu", "-fedema", "-orchestra", "-fedfame", "-pfedknow")):
+            continue
+        experiment = resolve(load_recipe(name))
+        train, before = experiment.train, experiment.method.get("feature_rounds", experiment.method.get("warmup", 0))
+        assert (train.lr, train.momentum, train.weight_decay, train.batch, train.epochs) == (0.03, 0.9, 5e-4, 10, 5)
+        assert (train.clip, train.nesterov, train.schedule) == (0.0, False, "constant")
+        assert experiment.rounds + before == 800
+        assert experiment.paper.accuracy is not None
