@@ -56,7 +56,7 @@ def test_every_method_starts_from_the_features(name: str) -> None:
     beginning = next(one for one in stage if one.name not in ("diffusion", "generation")).method
     state = beginning.server_start(hub(world), {"pretrain": {"model": learned}})
     begun = weights_in(state, "sigma" if "sigma" in state else "model")
-    if name in ("bsemifl", "fedmatch"):  # they train on the server's labels at once
+    if name in ("bsemifl", "fedmatch", "fedfame"):  # they train on the server's labels at once
         without = beginning.server_start(hub(world), {})
         assert not torch.equal(begun["conv1.weight"], weights_in(without, next(iter(state)))["conv1.weight"])
     else:

@@ -29,6 +29,9 @@ class FedU(Byol, SelfSupervised):
         "paper": {
             "hidden": 4096,
             "projection": 2048,
+            "net.name": "resnet18",
+            "net.stem": "cifar",
+            "net.norm": "bn",
             "train.batch": 128,
             "train.epochs": 5,
             "train.lr": 0.032,

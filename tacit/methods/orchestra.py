@@ -54,6 +54,9 @@ class Orchestra(Clustering, SelfSupervised):
     presets: ClassVar = {
         "paper": {
             "projection": 512,
+            "net.name": "resnet18",
+            "net.stem": "cifar",
+            "net.norm": "bn",
             "train.batch": 16,
             "train.epochs": 10,
             "train.lr": 0.003,
