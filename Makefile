@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= passive
 export TACIT_TEST_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: run test install lint types unit cpus docs bench evidence kills clean help
+.PHONY: run test install lint types unit cpus docs bench evidence protocols kills clean help
 
 help:            ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -62,6 +62,9 @@ bench: $(VENV)/.dev      ## speed and memory as ratios within one run (ONLY=roun
 
 evidence: $(VENV)/.dev  ## slower evidence: real data, several seeds
 	$(BIN)/python -m benchmarks.evidence PART=$(PART) SEEDS=$(SEEDS) AGAIN=$(AGAIN)
+
+protocols: $(VENV)/.dev  ## docs/protocols.md: the papers' values beside those of the recipes
+	$(BIN)/python -m benchmarks.protocols
 
 kills: $(VENV)/.dev      ## runs killed at random moments and damaged folders (N=100 SEED=0 ONLY=kills|damage)
 	$(BIN)/python -m benchmarks.kills N=$(N) SEED=$(SEED) ONLY=$(ONLY)

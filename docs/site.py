@@ -19,6 +19,7 @@ FIRST = [
     "quick-start.md",
     "concepts.md",
     "evidence.md",
+    "protocols.md",
     "faq.md",
 ]
 GUIDES = [
@@ -26,6 +27,7 @@ GUIDES = [
     "splits.md",
     "views.md",
     "nets.md",
+    "training.md",
     "compare.md",
     "trackers.md",
     "speed.md",
@@ -52,6 +54,7 @@ API = {
     ],
     "Writing a method": [
         "tacit.contract.method",
+        "tacit.contract.messages",
         "tacit.contract.parties",
         "tacit.contract.kinds",
         "tacit.contract.record",

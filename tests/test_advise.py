@@ -62,10 +62,13 @@ def own_run(tmp_path: Path) -> Run:
 
 def test_each_client_gets_a_list_of_its_own_unlabelled_files(tmp_path: Path) -> None:
     run = own_run(tmp_path)
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(
+    result = CliRunner(env={"COLUMNS": "40"}).invoke(
         app, ["advise", str(run.folder), "-n", "8"], catch_exceptions=False
     )
     assert result.exit_code == 0
+    for number, site in enumerate(SITES):  # whole paths, however narrow the screen
+        path = (run.memory_folder / f"client-{number}" / "advice.csv").resolve()
+        assert f"{site}: {path}\n" in result.output
     assert "smallest margin" in result.output
     assert ".png" not in result.output  # the names stay at the clients
     for number, site in enumerate(SITES):

@@ -23,8 +23,9 @@ from tacit.core.payload import FORMAT, Limits, from_bytes
 from tacit.data.archives import at_most, collect
 from tacit.data.arrays import MOST_CLASSES, check_class_names, whole_labels
 from tacit.data.images import MOST_PIXELS, open_image, square
-from tacit.data.own import inspect, table_rows
+from tacit.data.own import inspect
 from tacit.data.readers import npz_arrays, read_idx, read_npz
+from tacit.data.tables import table_rows
 from tacit.sites.wire import SharedFacts
 
 MB = 1 << 20
@@ -106,7 +107,8 @@ CHILD = """
 import json, sys
 from pathlib import Path
 from tacit.data.images import open_image, pixels
-from tacit.data.own import inspect, table_rows
+from tacit.data.own import inspect
+from tacit.data.tables import table_rows
 from tacit.core.payload import Limits, from_bytes
 import pyarrow.parquet, pyarrow.compute
 from PIL import Image

@@ -13,10 +13,12 @@ import torch
 from pictures import SITES, write_sites
 from tacit.card.document import Document, Table, Text
 from tacit.card.plot import calibration_plot
+from tacit.card.verdict import conclusions
 from tacit.config.resolve import resolve
 from tacit.data.sources import load
 from tacit.engine.run import run_experiment
-from tacit.evaluation.metrics import confusion, expected_calibration_error, reliability, wilson_interval
+from tacit.evaluation.interval import wilson_interval
+from tacit.evaluation.metrics import confusion, expected_calibration_error, reliability
 from tacit.inference.measure import measure
 from tacit.inference.model import load_model
 from tacit.runs.folder import Run
@@ -117,6 +119,8 @@ def test_a_card_of_own_images_says_what_it_rests_on_and_keeps_names_at_home(tmp_
     text = (run.folder / "card.md").read_text()
     assert re.search(r"\| north \| \d+ \| 20 \| 3 of 3 \|", text)
     assert "What the figures rest on" in text
+    assert "Whether they show patients (or lesions) that were trained on is not known" in text
+    assert "No groups are known: images of one patient" in text
     assert "Only 20 test images" in text
     assert "too few held-out labels" in text
     assert "nobody can know" in text
@@ -132,6 +136,58 @@ def test_a_card_is_written_after_a_resume_too(tiny: Callable[..., Run]) -> None:
         (run.folder / name).unlink()
     run_experiment(run.experiment, run.folder, resume=True)
     assert {name: (run.folder / name).read_bytes() for name in FILES} == before
+
+
+def test_what_pseudo_labels_were_is_counted(tiny: Callable[..., Run]) -> None:
+    run = tiny("fixmatch", "server")
+    last = run.records[-1]
+    mixed = np.array(last["pseudo_confusion"])  # rows: the truth
+    assert mixed.sum(axis=0).tolist() == last["accepted_by_class"]
+    right = [share or 0 for share in last["pseudo_accuracy_by_class"]]
+    assert np.allclose(np.diag(mixed), np.array(right) * mixed.sum(axis=0))
+    text = (run.folder / "card.md").read_text()
+    assert "| class | labels | given in the last round | right when given | its images learned as another |" in text
+
+
+NV_MEL = {
+    "accepted_by_class": [5400.0, 309.0],
+    "pseudo_accuracy_by_class": [0.8, 1.0],
+    "pseudo_confusion": [[5114, 0], [286, 309]],
+}
+
+
+def test_the_card_draws_the_conclusion() -> None:
+    tested = np.array([[90, 10], [31, 23]])
+    first, second, third = conclusions(["nv", "mel"], [402, 67], NV_MEL, tested, ["`train.lr = 1`"])
+    assert first == (
+        "Labels kept for nv are 17 times those for mel (of the labels that people gave, 6.0 times): 5,400, 80 % of "
+        "them right, against 309."
+    )
+    assert second == "**Of the images of mel that were learned, 286 of 595 (48 %) were learned as nv.**"
+    assert "That holds the recall of mel down (43 % of 54 test images, 30 to 56 %)" in third
+    assert third.endswith("more labels of mel (`tacit advise` says which images); `train.lr = 1`.")
+
+
+def test_without_the_truth_the_card_says_what_the_test_images_suggest() -> None:
+    record = {"accepted_by_class": [160.0, 30.0], "pseudo_accuracy_by_class": [None, None]}
+    uneven, wrong, means = conclusions(["nv", "mel"], [40, 20], record, np.array([[14, 0], [8, 12]]))
+    assert uneven.startswith("Labels kept for nv are 5 times those for mel (of the labels that people gave, 2.0 times)")
+    assert wrong.startswith("**Of the test images of mel, 8 of 20 (40 %) are taken for nv.** Nobody can know how many")
+    assert "60 % of 20 test images" in means
+    few = conclusions(["nv", "mel"], [40, 20], record, np.array([[14, 0], [2, 1]]))
+    assert few == [uneven]  # three test images tell nothing
+
+
+def test_where_labels_are_right_the_card_says_so() -> None:
+    def found(mixed: list[list[int]], right: list[float | None]) -> list[str]:
+        given = np.sum(mixed, axis=0).tolist()
+        record = {"accepted_by_class": given, "pseudo_accuracy_by_class": right, "pseudo_confusion": mixed}
+        return conclusions(["a", "b"], [9, 9], record, np.eye(2))
+
+    assert found([[49, 1], [1, 47]], [0.98, 0.98]) == ["Of no class were more than 20 % learned as one other."]
+    first, second, _ = found([[25, 0], [25, 0]], [0.5, None])
+    assert first == "b was never given as a label in the last round; a 50 times, 50 % of them right."
+    assert "25 of 25 (100 %) were learned as a" in second
 
 
 def test_a_hundred_parties_are_summed_up() -> None:

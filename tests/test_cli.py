@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pictures import write_sites
 from tacit.cli.app import complete, main
+from tacit.core.errors import TacitError
+from tacit.data.glance import glancing
+from tacit.data.sources import load
 
 app = complete()
 
@@ -102,6 +106,36 @@ def test_dry_run_tells_and_does_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     for word in ("[method]", 'name = "fixmatch"', "Parameters", "What it would cost", "warm-up", "Roughly", "server"):
         assert word in output
     assert list(tmp_path.iterdir()) == []
+    assert "3 rounds: 1 of warm-up, then 2 of main." in output
+    assert "What the preset 'smoke' of the method says" in output
+    assert "weight_decay" not in output  # nobody chose it
+    everything = quick("run", *SMOKE, "--dry-run", "--all")
+    assert "weight_decay = 0.0005" in everything
+    with pytest.raises(TacitError, match="add --dry-run"):
+        quick("run", *SMOKE, "--all")
+
+
+def test_dry_run_of_own_images_decodes_none_and_shows_the_same_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = write_sites(load("digits"), tmp_path / "my photos", labeled=5, unlabeled=20)
+    quick("init", str(photos))
+    settings = ["--set", "net.name=cnn-16", "--set", "train.lr=0.05"]
+    split = quick("split", "my photos.toml", *settings)
+
+    def decoded(*_: object) -> None:
+        pytest.fail("an image was decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decoded)
+    output = quick("run", "my photos.toml", *settings, "--dry-run")
+    assert split.split("Tested on")[0].strip() in output
+    assert "images were counted by their names and not read" in output
+    assert "lr = 0.05" in output
+    assert "105 rounds: 5 of warm-up, then 100 of main." in output
+    assert not glancing()
+    with pytest.raises(pytest.fail.Exception):
+        quick("split", "my photos.toml")
 
 
 def test_methods_tell_what_travels() -> None:

@@ -24,6 +24,8 @@ from pictures import write_sites
 from runs import TINY, digest, timeless
 from tacit.cli.app import complete
 from tacit.compare import tables
+from tacit.compare.convergence import RULE, Convergence
+from tacit.compare.recalls import mean_recall
 from tacit.compare.results import (
     Result,
     blocks_of,
@@ -37,6 +39,7 @@ from tacit.compare.results import (
     notes,
     results,
     survey,
+    unsettled,
     verdicts,
     with_bounds,
 )
@@ -44,7 +47,7 @@ from tacit.compare.rows import PendingRun, Row, identity, make_rows
 from tacit.compare.t_test import paired_test, two_sided
 from tacit.config.recipes import known_recipes, load_recipe
 from tacit.config.resolve import resolve
-from tacit.config.scale import scaled
+from tacit.config.scale import lengths, scaled
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
 from tacit.data.sources import load
@@ -257,6 +260,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     return rows
 
 
+@pytest.fixture
+def converged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the bounds of tests, which have two rounds, had converged."""
+    monkeypatch.setattr("tacit.compare.results.of_runs", lambda records, figure: Convergence(0.0))
+
+
+def test_no_gap_between_bounds_that_have_not_converged(finished: list[Row]) -> None:
+    blocks = results(finished, survey(finished))
+    assert [line.gap for line in blocks[0]] == [None, None, None]
+    (why,) = unsettled(blocks)
+    assert why.startswith("No gap is shown. Whether the lower bound has converged cannot be told")
+    assert RULE in why
+    assert unsettled([[line for line in blocks[0] if line.bound]]) == []  # nobody would ask for one
+
+
+@pytest.mark.usefixtures("converged")
 def test_the_figures_are_those_of_the_runs(finished: list[Row]) -> None:
     ((method, lower, upper),) = results(finished, survey(finished))
     by_hand = {row.label: [Run(job.folder).summary["accuracy"] for job in row.jobs] for row in finished}
@@ -397,6 +416,7 @@ def test_bounds_can_be_added(finished: list[Row]) -> None:
     assert len(with_bounds(finished, Path("b"))) == 3  # nothing is missing there
 
 
+@pytest.mark.usefixtures("converged")
 def test_the_demo_shows_a_method_between_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = {**SMOKE, "title": "Tiny", "method.name": "fixmatch"}
     monkeypatch.setattr("tacit.cli.demo.choose_recipe", lambda screen: recipe)
@@ -422,7 +442,7 @@ def test_a_tenth_keeps_the_protocol(name: str) -> None:
     assert said in small.title
     before, after = whole.to_dict(), small.to_dict()
     free = {"data": {"subset", "labels", "min_size"}, "net": {"name"}, "paper": {"source"}}
-    free["method"] = {key for key in whole.method if key.startswith("warmup") or key.endswith("_rounds")}
+    free["method"] = set(lengths(whole.method))
     for section, values in before.items():
         if isinstance(values, dict):
             kept = set(values) - free.get(section, set())
@@ -504,9 +524,10 @@ def line(accuracies: list[float], bound: str = "", label: str = "ours") -> Resul
 @pytest.mark.parametrize(
     ("ours", "ends"),
     [
-        ([0.80, 0.82, 0.81], "3 seeds): the unlabelled images helped."),
-        ([0.60, 0.62, 0.61], "3 seeds): it did harm. Train on the labels alone, or try another method."),
+        ([0.80, 0.83, 0.81], "3 seeds): the unlabelled images helped."),
+        ([0.60, 0.62, 0.60], "3 seeds): it did harm. Train on the labels alone, or try another method."),
         ([0.65, 0.80, 0.70], "3 seeds): no difference that so many seeds can show."),
+        ([0.7, 0.72, 0.71], "in each of 3 seeds, which is no answer: test on more images, or run more seeds."),
         ([0.80], "with one seed, which is no answer: run it with --seeds 3 or more."),
     ],
 )
@@ -556,3 +577,18 @@ def test_the_lower_bound_sees_the_labels_as_often_as_the_method(tmp_path: Path) 
     once, as_often = (bounds_of(experiment, as_many=as_many)[0] for as_many in (False, True))
     assert once.train.epochs == experiment.train.epochs
     assert as_often.train.epochs == label_passes_a_round(experiment) > 1
+
+
+def test_recall_is_the_mean_over_seeds_with_the_interval_of_one_test_set(tmp_path: Path) -> None:
+    about = resolve({"method": {"name": "fedavg", "preset": "smoke"}}, TINY)
+    whole = run_experiment(about, tmp_path / "whole").folder
+    for name, hits in (("one", 6), ("two", 10)):
+        (tmp_path / name).mkdir()
+        description = json.loads((whole / "model.json").read_text()) | {"classes": ["nv", "mel"]}
+        (tmp_path / name / "model.json").write_text(json.dumps(description))
+        confusion = {"confusion": [[90, 10], [20 - hits, hits]]}
+        (tmp_path / name / "evaluation.json").write_text(json.dumps(confusion))
+    folders = [tmp_path / "one", tmp_path / "two"]
+    assert mean_recall(folders) == "mel 40 % (22 to 61 %), nv 90 % (83 to 94 %)"  # 8 of 20, not 16 of 40
+    assert mean_recall([*folders, tmp_path]) == ""
+    assert mean_recall([]) == ""

@@ -211,11 +211,14 @@ def test_a_table_with_groups(tmp_path: Path, ending: str) -> None:
     write_table(path, rows)
     found = load(str(path))
     assert found.classes == ("ill", "well")
-    assert (found.train_labels == -1).sum() == 1
     assert found.train_groups is not None
     assert found.test_groups is not None
     assert not set(found.train_groups) & set(found.test_groups)
-    assert np.bincount(found.test_labels).tolist() == [2, 2]  # one patient of each class, with both images
+    # One patient of each class is held out. The one that is well has an image without a label, which is left out.
+    assert np.bincount(found.test_labels).tolist() == [2, 1]
+    assert np.bincount(found.train_labels).tolist() == [4, 4]
+    assert "unlabelled images of groups that are tested with are left out (1)" in found.note
+    assert "groups are given for 12 images: 6" in found.note
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
@@ -242,7 +245,7 @@ def test_numbers_as_labels_in_parquet(tmp_path: Path) -> None:
 def test_bad_tables(tmp_path: Path) -> None:
     rows = table_rows(tmp_path)
     path = tmp_path / "list.csv"
-    write_table(path, [{"file": row["path"], "label": row["label"]} for row in rows])
+    write_table(path, [{"file": f"no-{row['path']}", "label": row["label"]} for row in rows])
     with pytest.raises(TacitError, match=r"columns file, label; path missing"):
         load(str(path))
     write_table(path, [row | {"split": "holdout"} for row in rows])

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from benchmarks import own_walk
 from tacit.config.resolve import resolve
 from tacit.engine.run import run_experiment
 from tacit.methods import find_method, known_methods
@@ -22,6 +23,20 @@ def test_the_example_of_adding_a_method_runs(tmp_path: Path) -> None:
         assert len(run.records[-1]["client_weights"]) == 4
         assert not run.records[-1]["refused"]
     assert find_method(str(path)).citation == "nobody, today"
+
+
+def test_the_walk_of_the_docs_can_be_run_again() -> None:
+    """Each block of the page is the output of a step of `python -m benchmarks.own_walk`, and says of which command."""
+    page = own_walk.PAGE.read_text()
+    blocks = {found["name"]: found[0] for found in own_walk.BLOCK.finditer(page)}
+    assert list(blocks) == list(own_walk.STEPS)
+    for name, text in blocks.items():
+        shown = re.findall(r"^    \$ (.*)$", text, flags=re.MULTILINE)
+        assert shown in ([own_walk.STEPS[name].shown], [])
+        assert shown or own_walk.STEPS[name].long, f"run `python -m benchmarks.own_walk FOLDER {name}`"
+    same = {name: text.partition("-->\n")[2].removesuffix("<!-- /walk -->") for name, text in blocks.items()}
+    assert own_walk.rendered(page, same) == page
+    assert "/tmp" not in page
 
 
 def test_links_in_the_docs_lead_somewhere() -> None:

@@ -20,6 +20,13 @@ MISTAKES = [
     ({"method.name": "fixmach"}, "There is no method 'fixmach'. Did you mean 'fixmatch'?"),
     ({"method.preset": "papr"}, "FedAvg has no preset 'papr'. Did you mean 'paper'?"),
     ({"method.name": "fixmatch", "method.treshold": 0.9}, "has no option 'method.treshold'. Did you mean 'threshold'?"),
+    (
+        {"method.name": "fedavg", "method.threshold": 0.9},
+        "FedAvg has no option 'method.threshold' (it has: plus, ",
+    ),
+    ({"method.name": "fedavg", "method.threshold": 0.9}, "move it from [method] into a table [method.fixmatch]"),
+    ({"method.fixmtch.threshold": 0.9}, "there is no method 'fixmtch'. Did you mean 'fixmatch'?"),
+    ({"method.fixmatch.treshold": 0.9}, "fixmatch has no option 'treshold'. Did you mean 'threshold'?"),
     ({"method.name": "fixmatch", "method.threshold": 1.5}, "method.threshold = 1.5: input should be less than or"),
     ({"method.name": "fixmatch", "method.labels": "rond"}, "Did you mean 'round'? Write one of: batch, round."),
     (
@@ -49,6 +56,16 @@ def test_layers_and_presets() -> None:
     assert smoke.method["warmup"] == 1
     above = resolve({"method": {"name": "fixmatch", "preset": "smoke"}, "rounds": 7}, {"method.warmup": 3})
     assert (above.rounds, above.method["warmup"], above.data.clients) == (7, 3, 4)
+
+
+def test_a_table_of_a_method_counts_where_that_method_is_chosen() -> None:
+    file = {"method": {"name": "fixmatch", "fixmatch": {"threshold": 0.7, "warmup": 3}}}
+    assert resolve(file).method["threshold"] == 0.7
+    assert resolve(file, {"method.threshold": 0.8}).method["threshold"] == 0.8
+    assert resolve({"method": {**file["method"], "warmup": 4}}).method["warmup"] == 4  # before its table
+    for lower in ({"method.name": "fedavg"}, {"method": "fedavg"}):
+        assert "threshold" not in resolve(file, lower).method
+    assert resolve(resolve(file).to_dict()) == resolve(file)
 
 
 def test_a_resolved_experiment_resolves_to_itself(tmp_path: Path) -> None:

@@ -1,15 +1,22 @@
 """FedAvg's bounds and FedAvg+'s residual connection, by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from tacit.contract.method import Reply
-from tacit.core.payload import weights_in
+import runs
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Hub
+from tacit.core.payload import Weights, weights_in
+from tacit.core.settings import Server
 from tacit.methods.fedavg import FedAvg
 from tacit.runs.folder import Run
+from tacit.testing import check_method
 
 Tiny = Callable[..., Run]
 
@@ -19,12 +26,18 @@ def reply(value: float, examples: float) -> Reply:
     return Reply(send={"model": model}, examples=examples)
 
 
-def hub(number: int) -> SimpleNamespace:
-    return SimpleNamespace(round=number, shard=SimpleNamespace(labeled=[]))
+class HubByHand(SimpleNamespace):
+    mean_model = Hub.mean_model
+
+
+def hub(number: int, labeled_clients: Sequence[int] = ()) -> Any:
+    nothing, plain = SimpleNamespace(labeled=[]), SimpleNamespace(server=Server())
+    more = {"labeled_clients": labeled_clients, "memory": {}, "next_memory": {}}
+    return HubByHand(round=number, shard=nothing, _setup=plain, **more)
 
 
 def test_the_mean_is_by_examples_and_counters_stay_whole() -> None:
-    state = FedAvg().server_merge({"model": {}}, [reply(1, 30), reply(5, 10)], hub(0))  # type: ignore[arg-type]
+    state = FedAvg().server_merge({"model": {}}, [reply(1, 30), reply(5, 10)], hub(0))
     model = weights_in(state, "model")
     assert model["w"].item() == 2.0
     assert model["steps"].dtype == torch.int64
@@ -37,14 +50,14 @@ def test_the_residual_connection_round_by_round() -> None:
     state: dict = {"model": {"w": torch.tensor([99.0])}}  # the random start is no anchor
     seen = []
     for number, value in enumerate([4.0, 8.0, 12.0, 0.0, 0.0]):
-        state = method.server_merge(state, [reply(value, 1)], hub(number))  # type: ignore[arg-type]
+        state = method.server_merge(state, [reply(value, 1)], hub(number))
         seen.append(weights_in(state, "model")["w"].item())
     assert seen == [4.0, 8.0, 8.0, 0.0, 4.0]  # (4+12)/2 at round 2, (8+0)/2 at round 4
 
 
 def test_nobody_learned_anything() -> None:
     before = {"model": {"w": torch.tensor([1.0])}}
-    assert FedAvg().server_merge(before, [reply(5, 0)], hub(0)) is before  # type: ignore[arg-type]
+    assert FedAvg().server_merge(before, [reply(5, 0)], hub(0)) is before
 
 
 def test_who_is_asked(tiny: Tiny) -> None:
@@ -68,3 +81,91 @@ def test_residual_every_zero_is_refused() -> None:
 
     with pytest.raises(TacitError, match=r"method\.residual_every = 0: input should be greater than or equal to 1"):
         resolve({"method": "fedavg", "method.residual_every": 0})
+
+
+# --- SCAFFOLD --------------------------------------------------------------------------------------------------------
+
+PLAIN_SGD = {"train__momentum": 0.0, "train__weight_decay": 0.0, "train__clip": 0.0, "views__weak": "none"}
+
+
+def controls(me: Any, weights: Weights, down: float, own: float) -> tuple[Task, dict]:
+    """A task and a memory with control variates of one value each."""
+    parameters = dict(me.model(weights).named_parameters())
+    control, mine = ({name: torch.full(p.shape, value) for name, p in parameters.items()} for value in (down, own))
+    return Task(0, {"model": weights, "control": control}), {"control": mine}
+
+
+def test_one_step_of_scaffold_by_hand() -> None:
+    """One step on all labels at once: y = x − η (g + c − c_i), and the new variate is g itself."""
+    world = runs.world_of("fedavg", "clients", method__scaffold=True, train__batch=1000, **PLAIN_SGD)
+    method, me, start = world[0].stages[-1].method, runs.client(world), runs.hub(world).new_weights()
+    task, memory = controls(me, start, down=0.5, own=0.2)
+    reply = method.client_train(task, memory, me)
+    model, labeled = me.model(start), me.shard.labeled
+    F.cross_entropy(model(me.views.plain(labeled.images)), labeled.labels).backward()
+    for name, parameter in model.named_parameters():
+        moved = start[name] - me.train.lr * (parameter.grad + 0.5 - 0.2)
+        torch.testing.assert_close(reply.weights("model")[name], moved)
+        torch.testing.assert_close(weights_in(reply.keep, "control")[name], parameter.grad, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(reply.weights("control")[name], parameter.grad - 0.2, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_with_momentum_and_a_schedule_the_variate_is_a_mean_of_gradients_still(nesterov: bool) -> None:
+    """Steps so small that every gradient is nearly the first one: that is the variate, however they were taken."""
+    settings = {**PLAIN_SGD, "train__momentum": 0.9, "train__nesterov": nesterov, "train__lr": 1e-4}
+    four = {"train__epochs": 4, "train__batch": 1000, "train__schedule": "linear", "train__schedule_by": "step"}
+    world = runs.world_of("fedavg", "clients", method__scaffold=True, **settings, **four)
+    method, me, start = world[0].stages[-1].method, runs.client(world), runs.hub(world).new_weights()
+    reply = method.client_train(*controls(me, start, down=0.0, own=0.0), me)
+    model, labeled = me.model(start), me.shard.labeled
+    F.cross_entropy(model(me.views.plain(labeled.images)), labeled.labels).backward()
+    kept = torch.cat([tensor.flatten() for tensor in weights_in(reply.keep, "control").values()])
+    first = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert (kept - first).norm() < 0.05 * first.norm(), "divided by K·η it would be twice as long, or more"
+
+
+def test_without_variates_yet_it_is_fedavg(tiny: Tiny) -> None:
+    """In the first round all variates are zero; from the second on they are not."""
+    plain = tiny("fedavg", "clients", name="plain", rounds=1)
+    first = tiny("fedavg", "clients", name="first", rounds=1, method__scaffold=True)
+    assert runs.digest(plain) == runs.digest(first)
+    plain, both = (tiny("fedavg", "clients", name=str(on), rounds=2, method__scaffold=on) for on in (False, True))
+    assert runs.digest(plain) != runs.digest(both)
+    assert both.records[0]["bytes_up"] > 1.9 * plain.records[0]["bytes_up"]
+
+
+def test_the_servers_variate_moves_by_the_share_of_those_who_answered() -> None:
+    """Two of four parties, with 30 and 10 labels: c + 2/4 · (¾ · 4 + ¼ · 8)."""
+    state = {"model": {"w": torch.tensor([0.0])}, "control": {"w": torch.tensor([1.0])}}
+    replies = [
+        Reply(send={"model": {"w": torch.tensor([0.0])}, "control": {"w": torch.tensor([change])}}, examples=examples)
+        for change, examples in ((4.0, 30), (8.0, 10))
+    ]
+    after = FedAvg(scaffold=True).server_merge(state, replies, hub(0, labeled_clients=range(4)))
+    assert weights_in(after, "control")["w"].item() == 1.0 + 0.5 * 5.0
+
+
+def test_a_server_with_labels_has_a_variate_of_its_own(tiny: Tiny) -> None:
+    run = tiny("fedavg", "server", data__reveal="all", method__scaffold=True)
+    assert {"model", "control", "own_control"} == set(run.state())
+
+
+def test_plus_and_scaffold_are_refused_together() -> None:
+    from tacit.config.resolve import resolve
+    from tacit.core.errors import TacitError
+
+    with pytest.raises(TacitError, match="plus and scaffold do not go together"):
+        resolve({"method": "fedavg", "method.plus": True, "method.scaffold": True})
+
+
+def test_scaffold_keeps_the_rules_of_the_house(tmp_path: Path) -> None:
+    path = tmp_path / "scaffold.py"
+    path.write_text(
+        '"""FedAvg with control variates, whatever the options say."""\n\n'
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n\n"
+        "from tacit.methods.fedavg import FedAvg\n\n\n"
+        "@dataclass(frozen=True)\nclass Scaffold(FedAvg):\n"
+        '    """SCAFFOLD."""\n\n    scaffold: bool = True\n    citation: ClassVar[str] = "Karimireddy et al."\n'
+    )
+    check_method(str(path), placements=["clients"]).raise_for_failures()

@@ -34,6 +34,7 @@ from tacit.methods.fedmatch import (
 )
 from tacit.nets.optimizer import optimizer_step, sgd
 from tacit.pieces.aggregate import stacked
+from tacit.pieces.debias import debiasing
 from tacit.runs.folder import Run
 from tacit.runs.plan import Plan, prepare
 
@@ -170,7 +171,8 @@ def test_debiasing_is_each_models_own() -> None:
     """The own model leans to class 0, the helper to class 1: with one prior for both, the helper would vote wrongly."""
     own = torch.tensor([[0.9, 0.1], [0.6, 0.4]])
     helper = torch.tensor([[[0.4, 0.6], [0.1, 0.9]]])
-    plain, debiased = advice_of(helper, 0.7), advice_of(helper, 0.7, own)
+    plain = advice_of(helper, 0.7)
+    debiased = advice_of(helper, 0.7, debiasing(lambda: own, at_once=False, moving=False))
     both = torch.arange(2)
     assert plain.votes.tolist() == [[1, 1]]
     assert debiased.votes.tolist() == [[0, 1]]  # .4/.25 > .6/.75

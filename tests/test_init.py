@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from pictures import SITES, save, write_sites
 from tacit.cli.app import app
-from tacit.cli.init import sites_in
 from tacit.config.propose import parties, propose
 from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
 from tacit.data.federation import load_dataset
+from tacit.data.groups import WITHOUT_GROUPS
 from tacit.data.own import inspect, inspect_sites, load_sites
 from tacit.data.sources import load
 from tacit.data.split import class_table, make_split
@@ -62,14 +62,14 @@ def test_three_sites_as_they_are(clinics: Path) -> None:
 
 
 def test_the_folder_of_all_sites_does_as_well(clinics: Path) -> None:
-    assert sites_in(clinics) == [clinics / site for site in SITES]
+    assert inspect(clinics).paths == [clinics / site for site in SITES]
     output = init(clinics)
     assert "3 sites" in output
     assert "add --classes" in output
     assert len(written(Path("clinics.toml")).data.sites) == 3
     as_classes = init(clinics, "--classes", "--out", "other.toml")
     assert "3 classes, 1 site" in as_classes
-    assert sites_in(clinics / "north") == [clinics / "north"]  # classes do not look like sites
+    assert inspect(clinics / "north").kind == "classes"
 
 
 def test_every_fault_is_told_in_one_screen_and_nothing_is_lost(clinics: Path) -> None:
@@ -105,6 +105,31 @@ def test_every_fault_is_told_in_one_screen_and_nothing_is_lost(clinics: Path) ->
     dataset = load_dataset(written(Path("clinics.toml")).data)
     assert len(dataset.train_images) + len(dataset.test_images) == 213
     assert sorted(path for path in clinics.rglob("*") if path.is_file()) == sorted(files)  # nothing was touched
+
+
+def test_a_skewed_set_is_told_of_and_weighed_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for label, count in ((0, 40), (1, 15), (2, 6)):
+        for index in np.flatnonzero(DIGITS.train_labels == label)[:count]:
+            save(DIGITS.train_images[index], tmp_path / "my photos" / "nbm"[label] / f"{index}.png")
+    output = init("my photos")
+    assert "n has 65 % of the labels: a model that always names it would be right that often" in output
+    assert "Fewer than 10 labels to learn from: m (5)." in output  # one of the six is held out
+    assert "tacit run 'my photos.toml' --dry-run" in output
+    text = Path("my photos.toml").read_text()
+    assert "`tacit run 'my photos.toml' --dry-run`" in text
+    assert 'class_weights = "balanced"       # m has 5 labels, n 32: rare classes count more' in text
+    assert written(Path("my photos.toml")).train.class_weights == "balanced"
+    (told,) = [line for line in prepare(written(Path("my photos.toml"))).warnings if "Fewer than" in line]
+    assert "Fewer than 10 labels in all for 'm'" in told  # by the run, too
+
+
+def test_a_balanced_set_is_left_alone_and_its_file_runs_another_method(clinics: Path) -> None:
+    output = init(clinics)
+    assert "Balanced accuracy" not in output
+    assert "class_weights" not in Path("clinics.toml").read_text()
+    Path("clinics.toml").write_text(Path("clinics.toml").read_text().replace('"fixmatch"', '"fedavg"'))
+    assert written(Path("clinics.toml")).method["name"] == "fedavg"  # fixmatch's own options wait
 
 
 def test_twins_are_never_in_training_and_test(clinics: Path) -> None:
@@ -226,7 +251,8 @@ def test_one_folder_can_be_spread_over_pretended_clients(clinics: Path) -> None:
     assert plan.experiment.data.placement == "server"
     assert len(plan.split.server) == 40 - len(plan.split.test)  # all labels, not a balanced part of them
     assert [len(part.unlabeled) for part in plan.split.clients] == [10, 10, 10]
-    (warning,) = plan.warnings
+    warning, about_groups = plan.warnings
+    assert about_groups == WITHOUT_GROUPS
     assert warning.startswith("Fewer than 10 labels in all for '0', ")
 
 

@@ -196,9 +196,9 @@ def test_rates_and_epochs(here: World, weights: Weights, monkeypatch: pytest.Mon
     rates: list[float] = []
     original = Client.optimizer
 
-    def watched(me: Client, model: nn.Module, lr: float | None = None, momentum: Weights | None = None) -> Any:
+    def watched(me: Client, model: nn.Module, lr: float | None = None, *rest: Any, **more: Any) -> Any:
         rates.append(me.learning_rate if lr is None else lr)
-        return original(me, model, lr, momentum)
+        return original(me, model, lr, *rest, **more)
 
     monkeypatch.setattr(Client, "optimizer", watched)
     passes: list[int | None] = []

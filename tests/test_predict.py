@@ -14,10 +14,11 @@ from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 import tacit
-from pictures import save, write_tests
+from pictures import SITES, save, write_sites, write_tests
 from tacit.cli.app import app
 from tacit.core.errors import TacitError
 from tacit.data.sources import load
+from tacit.data.split import load_split
 from tacit.evaluation.metrics import accuracy, expected_calibration_error
 from tacit.inference.calibrate import at_temperature, fit_temperature
 from tacit.inference.images import as_items, collect
@@ -195,6 +196,63 @@ def test_evaluate_on_own_images(run: NotebookRun, tmp_path: Path) -> None:
     save(DIGITS.test_images[0], tmp_path / "strange" / "eleven" / "x.png")
     with pytest.raises(TacitError, match="no labelled image of the classes"):
         command("evaluate", run.folder, "--data", tmp_path / "strange")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> NotebookRun:
+    """A run on somebody's own images at three sites: 4 labels of each class and 30 images without at each."""
+    root = tmp_path_factory.mktemp("own")
+    photos = write_sites(DIGITS, root / "my photos", labeled=4, unlabeled=30)
+    data = {"name": "photos", "sites": [str(photos / site) for site in SITES], "partition": "sites", "clients": 3}
+    settings = {"method": {"name": "fixmatch", "preset": "smoke"}, "data": {**data, "placement": "clients"}}
+    return tacit.run(settings, out=root / "a run")
+
+
+def test_evaluate_tells_what_was_trained_on(own: NotebookRun, tmp_path: Path) -> None:
+    photos = own.folder.parent / "my photos"
+    output = command("evaluate", own.folder, "--data", photos, "-o", tmp_path / "figures.json")
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    held_out = len(load_split(own.split_path).test)
+    assert figures["trained_on"] == {"labeled": 120 - held_out, "unlabeled": 0}
+    assert f"{120 - held_out} of these 120 images were trained on" in output
+    assert f"On the other {held_out}: " in output
+    assert figures["not_trained_on"]["accuracy"] == pytest.approx(own.summary["accuracy"])  # the run's own test images
+    assert {name: one["images"] for name, one in figures["sites"].items()} == dict.fromkeys(SITES, 40)
+    # Under other names, in another format, at another place, and labelled later.
+    later = tmp_path / "later"
+    for number, path in enumerate(sorted((photos / "north" / "unlabeled").iterdir())[:10]):
+        (later / str(number % 10)).mkdir(parents=True)
+        Image.open(path).save(later / str(number % 10) / f"{number}.bmp")
+    for index in range(5):
+        save(DIGITS.test_images[index], later / str(DIGITS.test_labels[index]) / f"new-{index}.png")
+    output = command("evaluate", own.folder, "--data", later)
+    assert "10 of these 15 images were trained on (0 with their labels, 10 without)" in output
+    with pytest.raises(TacitError, match=r"5 labels \(of 15; the others were trained on\) are too few"):
+        command("evaluate", own.folder, "--data", later, "--calibrate")
+
+
+def test_evaluate_is_silent_where_nothing_was_trained_on_and_says_where_it_cannot_know(
+    own: NotebookRun, run: NotebookRun, tmp_path: Path
+) -> None:
+    more = labelled_folder(tmp_path / "more", 0, 40)
+    assert "trained on" not in command("evaluate", own.folder, "--data", more)
+    assert "trained on" not in command("evaluate", run.folder, "--data", more)  # a named set
+    command("export", own.folder, "--to", "safetensors", "-o", tmp_path / "x.safetensors")
+    assert "does not know which images" in command("evaluate", tmp_path / "x.safetensors", "--data", more)
+    for path in own.folder.glob("*.*"):
+        if path.name != "trained.npz":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert "did not note which images" in command("evaluate", tmp_path, "--data", more)
+
+
+def test_balanced_accuracy_leads_where_one_class_has_most_images(run: NotebookRun, tmp_path: Path) -> None:
+    for label, count in ((0, 20), (1, 5), (2, 5)):
+        for index in np.flatnonzero(DIGITS.test_labels == label)[:count]:
+            save(DIGITS.test_images[index], tmp_path / "skewed" / str(label) / f"{index}.png")
+    output = command("evaluate", run.folder, "--data", tmp_path / "skewed")
+    assert output.startswith("Balanced accuracy ")
+    assert "always the largest class: 66.7 %" in output
+    assert "95 % interval" in output
 
 
 # calibration

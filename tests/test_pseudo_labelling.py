@@ -144,13 +144,15 @@ def test_freematch_against_a_plain_loop(seed: int, decay: float) -> None:
 
 
 def test_the_debias_plug_in_divides_the_moving_prior_out() -> None:
-    debiased = debiasing(torch.tensor([0.81, 0.19]), images=21)  # the prior becomes .8 and .2
+    seen = torch.tensor([[0.81, 0.19]]).expand(21, 2)
+    debiased = debiasing(lambda: seen, at_once=False, moving=True)  # the prior becomes .8 and .2
     torch.testing.assert_close(debiased(torch.tensor([[0.6, 0.4]])), torch.tensor([[0.75, 2.0]]) / 2.75)
 
 
-def test_the_plug_in_follows_the_model() -> None:
-    """The model drifts towards class 1 while it learns: a prior from the round's start would raise class 1 further."""
-    debiased, stale = (debiasing(torch.tensor([0.8, 0.2]), images) for images in (100, 10**9))
+def test_the_moving_plug_in_follows_the_model_and_the_fixed_one_does_not() -> None:
+    """The model drifts towards class 1 while it learns: a prior from the round's start raises class 1 further."""
+    seen = torch.tensor([[0.8, 0.2]]).expand(100, 2)
+    debiased, stale = (debiasing(lambda: seen, at_once=False, moving=moving) for moving in (True, False))
     drifted = torch.tensor([[0.4, 0.6]]).expand(10, 2)
     for _ in range(60):
         fair = debiased(drifted)
@@ -161,7 +163,7 @@ def test_the_plug_in_follows_the_model() -> None:
 
 def test_labelling_all_images_at_once_uses_their_own_mean() -> None:
     probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.9, 0.1]])
-    debiased = debiasing(torch.tensor([0.1, 0.9]), images=3)
+    debiased = debiasing(lambda: pytest.fail("nobody looks before"), at_once=True, moving=False)
     torch.testing.assert_close(debiased(probs), debias(probs, average_prediction(probs)))
 
 

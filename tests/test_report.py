@@ -18,10 +18,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from pictures import SITES, write_sites
 from runs import TINY
 from tacit.cli.app import app
 from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
+from tacit.data.sources import load
 from tacit.data.split import class_table, load_split
 from tacit.engine.run import run_experiment
 from tacit.report import thumbnails
@@ -164,13 +166,55 @@ def test_a_split_without_its_data_tells_sizes(some: Callable[..., Path], monkeyp
         raise TacitError("The data is not here.")
 
     thumbnails._labels_of.cache_clear()
-    monkeypatch.setattr(thumbnails, "load", gone)
-    data = collect([some()])
+    monkeypatch.setattr(thumbnails, "load_dataset", gone)
+    folder = some()
+    (folder / "parties.json").unlink()  # a run of an earlier version
+    data = collect([folder])
     (shown,) = data["splits"].values()
     assert shown["columns"] == ["all classes"]
     assert shown["labeled"][0] == [100]
     assert "The data is not here." in shown["note"]
     assert data["runs"][0]["state"] == "finished"
+
+
+def test_sites_and_classes_have_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = write_sites(load("digits"), tmp_path / "my photos", labeled=4, unlabeled=10)
+    for path in sorted(photos.glob("*/[0-9]"), reverse=True):
+        path.rename(path.with_name(f"class {path.name}"))
+    settings = {
+        "method": {"name": "fixmatch", "preset": "smoke"},
+        "data": {"name": "photos", "sites": [str(photos / site) for site in SITES], "partition": "sites", "clients": 3},
+        "data.placement": "clients",
+    }
+    folder = run_experiment(resolve(settings), tmp_path / "a run").folder
+    classes, whole = [f"class {number}" for number in range(10)], collect([folder])
+    for data in (whole, _without(folder / "parties.json", lambda: collect([folder]))):  # as written; from the images
+        (run,), (split,) = data["runs"], data["splits"].values()
+        assert split["rows"] == list(SITES)
+        assert split["columns"] == [*classes, "(unknown)"]
+        assert split["unlabeled"] == [[0] * 10 + [10]] * 3
+        assert run["figures"]["grids"]["per_class"]["rows"] == classes
+        assert run["figures"]["grids"]["client_metrics.loss"]["rows"] == list(SITES)
+    (run,) = whole["runs"]
+    assert [one["class"] for one in run["recall"]] == classes
+    assert all(one["interval"][0] <= one["recall"] <= one["interval"][1] for one in run["recall"])
+    assert sum(one["images"] for one in run["recall"]) == whole["splits"][run["split"]]["test"]
+    monkeypatch.setattr(thumbnails, "load_dataset", lambda *_, **__: pytest.fail("the images were read"))
+    assert collect([folder])["splits"] == whole["splits"]
+    assert "tacit report '" in run["reproduce"][-1]["command"]
+    (folder / "parties.json").write_text('{"classes": 3}')
+    thumbnails._labels_of.cache_clear()
+    with pytest.raises(pytest.fail.Exception):  # what is damaged is not believed
+        collect([folder])
+
+
+def _without(path: Path, look: Callable[[], Any]) -> Any:
+    kept = path.read_bytes()
+    path.unlink()
+    try:
+        return look()
+    finally:
+        path.write_bytes(kept)
 
 
 def test_pictures_of_the_run_are_put_in(some: Callable[..., Path]) -> None:

@@ -132,6 +132,25 @@ def test_the_best_round_by_what_was_kept_back(tmp_path: Path) -> None:
     assert best_round(records, "loss") is best
 
 
+def test_the_best_model_is_handed_over_also_after_a_stop(tmp_path: Path) -> None:
+    """The rate is so high that the last round is not the best one."""
+    asked = experiment(reporting="best", best_by="accuracy", rounds=5, **{"train.lr": 2.0})
+
+    class Stop(NullWatcher):
+        def round_done(self, record) -> None:
+            if record["stage"] == "main" and record["round"] == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(asked, tmp_path / "run", watcher=Stop())
+    run = run_experiment(asked, tmp_path / "run", resume=True)
+    records = [record for record in run.records if record["stage"] == "main"]
+    best = best_round(records, "accuracy")
+    assert best["round"] < 4  # or this shows nothing
+    shorter = run_experiment(resolve(asked.to_dict(), {"rounds": best["round"] + 1}), tmp_path / "shorter")
+    assert digest(run) == digest(shorter)
+
+
 def test_what_cannot_be_judged_by_is_refused() -> None:
     with pytest.raises(TacitError, match=r"needs labelled images that are kept back: write validation = 0\.2"):
         resolve({"reporting": "best", "best_by": "loss"})

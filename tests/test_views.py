@@ -12,7 +12,7 @@ from tacit.core.errors import TacitError
 from tacit.core.seeds import generator
 from tacit.views import Views
 
-POOLS = ["fixmatch", "ssl", "semifl-legacy"]
+POOLS = ["fixmatch", "ssl", "semifl-legacy", "ddrfed"]
 WEAK = ["crop", "resize-crop", "none"]
 KINDS = ["weak_view", "strong_view", "raw_weak", "raw_strong"]
 

@@ -211,9 +211,11 @@ def test_enlarge_refuses_to_shrink() -> None:
         augment.enlarge(pictures(1, 8, 8), 7, 8, torch.zeros(12, 7).long(), torch.zeros(12, 8).long())
 
 
-def test_resize_crop(images: Tensor) -> None:
+@pytest.mark.parametrize("more", [0, 5])
+def test_resize_crop(images: Tensor, more: int) -> None:
     height, width = images.shape[2:]
-    taller, wider = augment.enlarged(height), augment.enlarged(width)
+    side = max(height, width) + more if more else 0
+    taller, wider = side or augment.enlarged(height), side or augment.enlarged(width)
     numbers = augment.draw(len(images), 3, torch.Generator().manual_seed(3))
 
     def theirs(image: Image.Image, index: int) -> Image.Image:
@@ -223,7 +225,7 @@ def test_resize_crop(images: Tensor) -> None:
         image = image.crop((left, top, left + width, top + height))
         return ImageOps.mirror(image) if chance < 0.5 else image
 
-    check(augment.resize_crop_view(images, numbers), images, theirs)
+    check(augment.resize_crop_view(images, numbers, side=side), images, theirs)
 
 
 @pytest.mark.parametrize("name", ["posterize", "solarize", "brightness", "color", "contrast", "sharpness"])

@@ -83,12 +83,12 @@ def hole(image: Image.Image, across: float, down: float, side: float, fill: tupl
 
 def replay(image: Image.Image, row: list[float], pool: str) -> Image.Image:
     """One image, one operation after the other."""
-    steps = {"fixmatch": FIXMATCH, "ssl": SSL, "semifl-legacy": LEGACY}[pool]
-    for pick in range(3 if pool == "ssl" else 2):
+    steps = {"fixmatch": FIXMATCH, "ssl": SSL, "semifl-legacy": LEGACY, "ddrfed": SSL}[pool]
+    for pick in range(3 if pool in ("ssl", "ddrfed") else 2):
         which, chance, strength, third, fourth = row[5 * pick : 5 * pick + 5]
         name = list(steps)[int(which * len(steps))]
-        level = {"fixmatch": 1 + int(strength * 9), "ssl": 10 * strength, "semifl-legacy": 10}[pool]
-        if pool == "ssl" or chance < 0.5:
+        level = {"fixmatch": 1 + int(strength * 9), "ssl": 10 * strength, "semifl-legacy": 10, "ddrfed": 5}[pool]
+        if pool in ("ssl", "ddrfed") or chance < 0.5:
             sign = -1 if third < 0.5 else 1
             image = steps[name](image, level, sign)
             if name == "cutout":
@@ -122,12 +122,28 @@ def test_pools_have_the_published_operations() -> None:
     assert {operation.name for operation in POOLS["fixmatch"].operations} == set(FIXMATCH)
     assert {operation.name for operation in POOLS["ssl"].operations} == set(SSL)
     assert {operation.name for operation in POOLS["semifl-legacy"].operations} == set(LEGACY)
-    assert [len(pool.operations) for pool in POOLS.values()] == [14, 14, 15]
+    assert [len(pool.operations) for pool in POOLS.values()] == [14, 14, 15, 14]
     assert [pool.numbers for pool in POOLS.values()] == [
         2 * PICK_NUMBERS + HOLE_NUMBERS,
         3 * PICK_NUMBERS + HOLE_NUMBERS,
         2 * PICK_NUMBERS,
+        3 * PICK_NUMBERS,
     ]
+
+
+def test_ddrfed_s_views_are_three_operations_at_strength_5_and_no_hole() -> None:
+    """Sec. 4.1.1. With each draw a rotation, all images are turned by three times 15 degrees, whatever the chance."""
+    pool = POOLS["ddrfed"]
+    assert (pool.picks, pool.chance, pool.hole) == (3, 1.0, None)
+    assert pool.level(torch.rand(100)).unique().tolist() == [5.0]
+    assert pool.operations == POOLS["ssl"].operations
+    place = [operation.name for operation in pool.operations].index("rotate")
+    numbers = draw(50, pool.numbers, torch.Generator().manual_seed(0))
+    for pick in range(3):
+        numbers[:, pick * PICK_NUMBERS] = (place + 0.5) / 14
+        numbers[:, pick * PICK_NUMBERS + 3] = 0.9  # the same direction
+    views = randaugment(noise(1).expand(50, -1, -1, -1), numbers, pool)
+    assert len(views.flatten(1).unique(dim=0)) == 1
 
 
 def test_legacy_pool_blackens_an_eighth() -> None:

@@ -8,17 +8,19 @@ import numpy as np
 
 from tacit.card.document import Bullets, Code, Document, Figure, Heading, Table, Text
 from tacit.card.plot import calibration_plot
-from tacit.core.formatting import size_text
+from tacit.card.verdict import class_rows, conclusions
+from tacit.core.formatting import MAJORITY, size_text
 from tacit.core.settings import Experiment
 from tacit.core.text import markdown
+from tacit.data.groups import NO_GROUPS
 from tacit.data.split import class_table, party_names
-from tacit.evaluation.headline import MAJORITY
-from tacit.evaluation.metrics import wilson_interval
+from tacit.evaluation.interval import interval_text
 from tacit.inference.model import Description
 from tacit.methods import find_method
 from tacit.runs.plan import Plan
 
 MOST_PARTIES = 30  # more are summed up
+MOST_CLASSES = 50  # of which pseudo-labels are told one by one
 FEW_TEST_IMAGES, FEW_LABELS = 200, 10  # below this a card warns
 HOLDERS = {
     "server": "labels at the server, clients hold images without labels",
@@ -41,7 +43,7 @@ def card(
     _calibration(page, figures, description)
     _parties(page, plan, records)
     _method(page, plan)
-    _pseudo_labels(page, plan, records)
+    _pseudo_labels(page, plan, records, figures)
     _travel(page, plan, records)
     _limits(page, plan, figures, description)
     _again(page, plan, summary)
@@ -101,27 +103,33 @@ def _result(
             Text(
                 "**What the figures rest on:** no test set was given, so a part of the labelled images was held out "
                 "and never trained on. They come from the same places as the training images; images from elsewhere "
-                "may be harder."
+                f"may be harder. {_about_groups(plan)}"
             )
         )
     labeled, _ = class_table(plan.split, np.asarray(plan.dataset.train_labels), len(description.classes))
     rows = []
     for number, name in enumerate(description.classes):
         hits, own, predicted = int(confusion[number, number]), int(images[number]), int(confusion[:, number].sum())
-        bounds = " to ".join(f"{100 * bound:.0f}" for bound in wilson_interval(hits, own))
         rows.append(
             (
                 markdown(name),
                 f"{labeled[:, number].sum():,}",
                 f"{own:,}",
                 per_cent(hits / own) if own else "–",
-                f"{bounds} %" if own else "–",
+                interval_text(hits, own),
                 per_cent(hits / predicted) if predicted else "–",
             )
         )
     head = ("class", "labels trained on", "test images", "recognised", "95 % interval", "right when named")
     page.add(Heading("By class", 3), Table(head, rows))
     page.add(*_confused(confusion, description.classes))
+
+
+def _about_groups(plan: Plan) -> str:
+    """What the part that was held out shares with the training images."""
+    if NO_GROUPS in plan.dataset.note:
+        return "Whether they show patients (or lesions) that were trained on is not known: see the limits below."
+    return "Images of one group (one patient, one lesion) were held out together."
 
 
 def _confused(confusion: np.ndarray, classes: Sequence[str]) -> list[Text]:
@@ -148,7 +156,8 @@ def _calibration(page: Document, figures: Mapping[str, Any], description: Descri
             f"{description.calibrated_on:,} held-out labels."
         )
         if figures["ece_calibrated"] is not None:
-            text += f" With it the error is {100 * figures['ece_calibrated']:.1f} points (each half by the other's)."
+            text += f" With it the error is {100 * figures['ece_calibrated']:.1f} points (each half of "
+            text += "the images by the temperature of the other half, groups kept together)."
     else:
         text += " There are too few held-out labels to fix that: take confidences as a ranking only."
     page.add(
@@ -209,7 +218,9 @@ def _method(page: Document, plan: Plan) -> None:
         )
 
 
-def _pseudo_labels(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) -> None:
+def _pseudo_labels(
+    page: Document, plan: Plan, records: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]
+) -> None:
     page.add(Heading("How pseudo-labels fared"))
     audited = [record for record in records if record.get("accepted_ratio") is not None]
     if not audited:
@@ -227,12 +238,24 @@ def _pseudo_labels(page: Document, plan: Plan, records: Sequence[Mapping[str, An
     page.add(Table(("round", "accepted", "right, of those accepted"), rows))
     if all(_right(record) is None for record in audited):
         page.add(Text("How many were right nobody can know: the images have no labels anywhere."))
-    kept = audited[-1].get("accepted_by_class")
-    if kept and sum(kept):
-        shares = [
-            f"{markdown(name)} {per_cent(n / sum(kept), 0)}" for name, n in zip(plan.dataset.classes, kept, strict=True)
-        ]
-        page.add(Text(f"Kept in the last round, by class: {', '.join(shares)}."))
+    last = audited[-1]
+    classes = plan.dataset.classes
+    if not sum(last.get("accepted_by_class") or ()):
+        return
+    labeled, _ = class_table(plan.split, np.asarray(plan.dataset.train_labels), len(classes))
+    labels = [int(count) for count in labeled.sum(axis=0)]
+    if len(classes) <= MOST_CLASSES:
+        page.add(Table(*class_rows(classes, labels, last)))
+    page.add(*map(Text, conclusions(classes, labels, last, np.array(figures["confusion"]), _remedies(plan))))
+
+
+def _remedies(plan: Plan) -> list[str]:
+    """Settings that help rare classes, of those that this run did not use."""
+    train, method = plan.experiment.train, plan.experiment.method
+    ways = [] if train.class_weights == "balanced" else ['`train.class_weights = "balanced"`']
+    if isinstance(threshold := method.get("threshold"), float) and threshold < 1:
+        ways.append(f"a higher `method.threshold` than {threshold:g}")
+    return ways
 
 
 def _right(record: Mapping[str, Any]) -> float | None:
@@ -313,6 +336,7 @@ def shareable(experiment: Experiment) -> Experiment:
         update={
             "name": Path(data.name).name if Path(data.name).is_absolute() else data.name,
             "sites": tuple(Path(site).name for site in data.sites),
+            "tests": tuple(Path(test).name for test in data.tests),
             "split": Path(data.split).name,
         }
     )

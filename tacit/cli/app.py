@@ -43,22 +43,26 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="go on if a run is there, else start")] = False,
     from_round: FromRound = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be done, and do nothing")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="with --dry-run: every setting")] = False,
     quiet: Quiet = False,
     json: Json = False,
     track: Track = None,
 ) -> None:
     """Run an experiment."""
-    from tacit.config.resolve import resolve
+    from tacit.config.resolve import as_given, resolve
     from tacit.runs.folder import default_out
     from tacit.runs.writer import roll_back
 
     view = view_of(quiet, json)
-    experiment = resolve(*layers(recipe, set_))
+    given = layers(recipe, set_)
+    experiment = resolve(*given)
     if dry_run:
         from tacit.cli.preview import preview
 
-        preview(experiment, console())
+        preview(experiment, console(), as_given(given), everything)
         return
+    if everything:
+        raise TacitError("--all shows every setting of a --dry-run: add --dry-run, or leave it out.")
     name = recipe or Path(experiment.method["name"]).stem
     folder = out or default_out(name, experiment.seed)
     if from_round is not None:
@@ -134,12 +138,18 @@ def methods(
         show_methods(console())
 
 
-@app.command()
-def recipes() -> None:
-    """The experiments that come with tacit."""
-    from tacit.cli.listings import show_recipes
+@app.command(epilog="Example: `tacit recipes feddb/table1`")
+def recipes(
+    under: Annotated[str, typer.Argument(metavar="FOLDER", help="only those in this folder, as in feddb/table1")] = "",
+    papers: Annotated[
+        bool, typer.Option("--papers", help="only the papers' tables and figures, with what covers them")
+    ] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="time every net here, for the column `cost`")] = False,
+) -> None:
+    """The experiments that come with tacit, what of the papers they cover, and what they cost on this machine."""
+    from tacit.cli.recipes import show_recipes
 
-    show_recipes(console())
+    show_recipes(under, papers, measure, console())
 
 
 @app.command()
@@ -199,12 +209,14 @@ def complete() -> typer.Typer:
     from tacit.cli.data import app as data
     from tacit.cli.figure import app as figure
     from tacit.cli.site import app as site
+    from tacit.cli.tune import tune
 
     if not any(group.name == "data" for group in app.registered_groups):
         app.add_typer(data, name="data", help="Get and check data sets.")
         app.add_typer(figure, name="figure")
         app.add_typer(site, name="site", help="Real sites: each party on its own machine (docs/sites.md).")
         app.command(epilog="Example: `tacit compare cbafed/quick --only cbafed --only lower --seeds 3`")(compare)
+        app.command(epilog="Example: `tacit tune photos.toml --minutes 20`")(tune)
         app.command("check", epilog="Example: `tacit check ./mine.py --placement server`")(check_method_file)
     return app
 

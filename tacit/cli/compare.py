@@ -4,7 +4,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.text import Text
@@ -12,6 +12,7 @@ from rich.text import Text
 from tacit.cli.options import Quiet, Set, Track, console
 from tacit.cli.running import run_and_show
 from tacit.core.console import SafeConsole, noted
+from tacit.core.errors import TacitError
 from tacit.core.text import markdown, safe_lines
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def compare(
     scale: Annotated[
         str, typer.Option(help="full, half, quarter, tenth, hundredth, or a number: the same protocol, smaller")
     ] = "full",
+    tuned: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="train all rows as in this file, written by tacit tune")
+    ] = None,
     bounds: Annotated[bool, typer.Option("--bounds", help="add the lower and the upper bound where missing")] = False,
     format_: Annotated[Format | None, typer.Option("--format", help="of the table (default: by FILE's ending)")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="also write the table here")] = None,
@@ -61,7 +65,7 @@ def compare(
         check_file(out)
     form: Format = format_ or (ENDINGS.get(out.suffix, "markdown") if out else "console")
     screen = console(error=form != "console" and out is None)  # a table for programs has the standard output alone
-    settings = dict(parse_setting(text) for text in set_ or [])
+    settings = {**training_in(tuned), **dict(parse_setting(text) for text in set_ or [])}
     rows = make_rows(names, settings, seeds=seeds, scale=scale, only=only or (), runs=runs)
     if bounds:
         rows = with_bounds(rows, runs)
@@ -93,6 +97,19 @@ def compare(
     show(rows, seen, remarks, form, out, screen, quiet)
 
 
+def training_in(path: Path | None) -> dict[str, Any]:
+    """The training of a file that `tacit tune` wrote: [train], [server], the rounds, and how it was found."""
+    from tacit.core.settings import flatten, read_toml
+
+    if path is None:
+        return {}
+    given = flatten(read_toml(path))
+    found = {key: value for key, value in given.items() if key.startswith(("train.", "server."))}
+    if not found:
+        raise TacitError(f"{path} has neither [train] nor [server]. --tuned takes what `tacit tune` wrote.")
+    return {**found, **{key: given[key] for key in ("rounds", "tuned") if key in given}}
+
+
 def command_again() -> str:
     """The command that was given: with the same words it goes on."""
     return shlex.join(["tacit", *sys.argv[1:]])
@@ -122,14 +139,16 @@ def show(
 ) -> None:
     """The table on the screen, and in a file if one is wanted."""
     from tacit.compare import tables
-    from tacit.compare.results import results, verdicts
+    from tacit.compare.recalls import few_tests, recall_notes
+    from tacit.compare.results import results, unsettled, verdicts
     from tacit.core.payload import write_atomically
 
     blocks = results(rows, seen)
-    sheet = tables.sheet(blocks, notes=[*verdicts(blocks), *remarks])
+    found = [*verdicts(blocks), *unsettled(blocks), *few_tests(rows), *recall_notes(rows)]
+    sheet = tables.sheet(blocks, notes=[*found, *remarks])
     if form != "console":
         if form in ("csv", "json"):
-            figures = tables.records(blocks, remarks)
+            figures = tables.records(blocks, [*unsettled(blocks), *remarks])
             text = tables.csv_text(figures) if form == "csv" else tables.json_text(figures)
         else:
             text = tables.markdown(_marked(sheet)) if form == "markdown" else tables.latex(sheet)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -85,7 +86,8 @@ def check(
     console.print(f"used to normalise:      mean {_numbers(dataset.mean)}, std {_numbers(dataset.std)}")
     if dataset.train_groups is not None and dataset.test_groups is not None:
         groups = len(set(dataset.train_groups.tolist())), len(set(dataset.test_groups.tolist()))
-        console.print(f"groups: {groups[0]:,} train, {groups[1]:,} test, none in both")
+        both = len(np.intersect1d(dataset.train_groups, dataset.test_groups))
+        console.print(f"groups: {groups[0]:,} train, {groups[1]:,} test, {both or 'none'} in both")
     console.print(f"fingerprint {dataset.fingerprint}")
     if dataset.note:
         console.print(f"note: {dataset.note}", soft_wrap=True)

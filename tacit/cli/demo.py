@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tacit.cli.data import load_shown
 from tacit.cli.running import run_and_show
-from tacit.compare.results import bounds_of, results, survey
+from tacit.compare.results import bounds_of, results, survey, unsettled
 from tacit.compare.rows import PendingRun, Row
 from tacit.compare.tables import for_screen, sheet
 from tacit.config.recipes import load_recipe
@@ -16,6 +16,7 @@ from tacit.config.resolve import resolve
 from tacit.core.console import SafeConsole, noted
 from tacit.core.errors import TacitError
 from tacit.core.payload import write_atomically
+from tacit.core.text import as_word
 from tacit.runs.folder import Run
 
 
@@ -47,7 +48,7 @@ def run_demo(out: Path, screen: SafeConsole) -> None:
     rows = [Row(label, (PendingRun(one, out / label.replace(" ", "-")),)) for label, one in plan.items()]
     for row in rows:
         job = row.jobs[0]
-        run_and_show(job.experiment, job.folder, True, f"tacit demo --out {out}", label=f"{row.label:<11}")
+        run_and_show(job.experiment, job.folder, True, f"tacit demo --out {as_word(out)}", label=f"{row.label:<11}")
     (bottom, method, top), *_ = blocks = results(rows, survey(rows))
     gap, found = method.gap, {line.label: line.runs[experiment.seed] for line in (bottom, method, top)}
     bounds = {"lower_bound": bottom.mean("accuracy"), "upper_bound": top.mean("accuracy")}
@@ -65,6 +66,7 @@ def run_demo(out: Path, screen: SafeConsole) -> None:
             )
         )
     else:
-        screen.print("The bounds leave no gap to close: the upper bound has not converged in so few rounds.")
+        for why in unsettled(blocks) or ["The bounds leave no gap to close."]:
+            screen.print(why)
     write_atomically(out / "comparison.json", json.dumps({"gap_closed": gap, "runs": found}, indent=2).encode())
     screen.print(f"Written to {out} (finished runs are shown again, not repeated; remove the folder to run anew).")

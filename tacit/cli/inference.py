@@ -10,7 +10,9 @@ from rich.text import Text
 
 from tacit.core.console import SafeConsole, noted
 from tacit.core.errors import TacitError, nearest
-from tacit.core.text import safe, safe_lines
+from tacit.core.text import as_word, safe, safe_lines
+from tacit.evaluation.headline import leads
+from tacit.evaluation.interval import interval_text
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="the folder of a finished run, or an exported .safetensors")
@@ -38,32 +40,33 @@ def evaluate(
         found = assess(model, data, progress)
     figures = found.figures
     show_figures(figures, console)
+    show_trained(figures, found.remark, console)
     for line in found.left_out[:10]:
         console.print(noted(line, "Left out:"))
     if len(found.left_out) > 10:
         console.print(noted(f"and {len(found.left_out) - 10} more (all are in --out)", "Left out:"))
     if calibrate:
-        temperature = recalibrate(model, found)
-        console.print(f"Temperature {temperature:.2f}, fitted on {len(found.labels):,} labels, is saved with the run.")
+        temperature, number = recalibrate(model, found)
+        console.print(f"Temperature {temperature:.2f}, fitted on {number:,} labels, is saved with the run.")
     if out is not None:
         write_atomically(out, (json.dumps({**figures, "left_out": found.left_out}, indent=2) + "\n").encode())
         console.print(f"Written to {out}")
 
 
 def show_figures(figures: dict[str, Any], console: SafeConsole) -> None:
-    low, high = (100 * bound for bound in figures["interval"])
     console.print(
         Text.assemble(
-            (f"Accuracy {100 * figures['accuracy']:.1f} %", "bold"),
-            f" (95 % interval {low:.1f} to {high:.1f} %) on {figures['images']:,} images: "
-            f"{safe_lines(figures['data'])}",
+            (_first_figure(figures), "bold"), f" on {figures['images']:,} images: {safe_lines(figures['data'])}"
         )
     )
     named = {"AUC": "auc", "balanced accuracy": "balanced_accuracy", "macro F1": "macro_f1"}
-    parts = [f"{name} {100 * figures[key]:.1f} %" for name, key in named.items() if figures[key] is not None]
+    skip = leads(figures)
+    parts = [
+        f"{name} {100 * figures[key]:.1f} %" for name, key in named.items() if figures[key] is not None and key != skip
+    ]
     console.print(f"{', '.join(parts)}; confidence is {100 * figures['ece']:.1f} points off on average")
     confusion = figures["confusion"]
-    table = Table("class", "images", "recognised", "right when named", "most often taken for")
+    table = Table("class", "images", "recognised", "95 % interval", "right when named", "most often taken for")
     for number, name in enumerate(figures["classes"]):
         own, hits = sum(confusion[number]), confusion[number][number]
         predicted = sum(row[number] for row in confusion)
@@ -73,10 +76,53 @@ def show_figures(figures: dict[str, Any], console: SafeConsole) -> None:
             safe(name),
             f"{own:,}",
             f"{100 * hits / own:.1f} %" if own else "–",
+            interval_text(hits, own),
             f"{100 * hits / predicted:.1f} %" if predicted else "–",
             f"{safe(figures['classes'][worst])} ({wrong[worst]})" if wrong[worst] else "–",
         )
     console.print(table)
+    if sites := figures.get("sites"):
+        table = Table("site", "images", "accuracy", "95 % interval", "balanced accuracy")
+        for name, own in sites.items():
+            hits = round(own["accuracy"] * own["images"])
+            balanced = own["balanced_accuracy"]
+            table.add_row(
+                safe(name),
+                f"{own['images']:,}",
+                f"{100 * own['accuracy']:.1f} %",
+                interval_text(hits, own["images"]),
+                "–" if balanced is None else f"{100 * balanced:.1f} %",
+            )
+        console.print(table)
+
+
+def _first_figure(figures: dict[str, Any]) -> str:
+    """Accuracy with its interval, behind balanced accuracy where one class has more than half of the images."""
+    low, high = (100 * bound for bound in figures["interval"])
+    plain = f"ccuracy {100 * figures['accuracy']:.1f} % (95 % interval {low:.1f} to {high:.1f} %)"
+    if leads(figures) == "accuracy":
+        return f"A{plain}"
+    always = f"always the largest class: {100 * figures['largest_class']:.1f} %"
+    return f"Balanced accuracy {100 * figures['balanced_accuracy']:.1f} %, a{plain}, {always},"
+
+
+def show_trained(figures: dict[str, Any], remark: str, console: SafeConsole) -> None:
+    """Whether these images can tell anything about new ones."""
+    if remark:
+        console.print(noted(remark))
+    trained = figures.get("trained_on", {"labeled": 0, "unlabeled": 0})
+    seen = trained["labeled"] + trained["unlabeled"]
+    if not seen:
+        return
+    rest = figures.get("not_trained_on")
+    others = f"On the other {rest['images']:,}: {_first_figure(rest).rstrip(',')}." if rest else "No others are here."
+    console.print(
+        noted(
+            f"{seen:,} of these {figures['images']:,} images were trained on ({trained['labeled']:,} with their "
+            f"labels, {trained['unlabeled']:,} without). Figures on them say nothing about new images. {others}",
+            "Beware:",
+        )
+    )
 
 
 def predict(
@@ -137,7 +183,8 @@ def export(
     check_file(path)
     if path.suffix != ENDINGS[to]:
         raise TacitError(
-            f"--out {path}: a file for {to} ends in {ENDINGS[to]}. Write --out {path.with_suffix(ENDINGS[to])}."
+            f"--out {path}: a file for {to} ends in {ENDINGS[to]}. Write --out "
+            f"{as_word(path.with_suffix(ENDINGS[to]))}."
         )
     model = load_model(run)
     write(model, to, path)
@@ -169,16 +216,18 @@ def advise(
 
     console = SafeConsole()
     found = advise(Run(run), count)
-    table = Table("client", "unlabelled", "listed", "mean margin", "its own list")
+    table = Table("client", "unlabelled", "listed", "mean margin")
     for advice in found:
         table.add_row(
             safe(advice.client),
             f"{advice.unlabeled:,}",
             f"{advice.listed:,}",
             f"{advice.margin:.2f}" if advice.listed else "–",
-            str(advice.file),
         )
     console.print(table)
+    console.print("The lists:")
+    for advice in found:  # below each other, not in a cell: a path that is cut is no path
+        console.print(f"  {safe(advice.client)}: {safe_lines(advice.file.resolve())}")
     console.print(f"By {CRITERION}.")
     console.print(
         "Each list lies in the client's own folder; only these counts are shown here. Once labelled (a file moved into "

@@ -9,7 +9,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tacit.config.recipes import known_recipes
 from tacit.config.resolve import resolve
 from tacit.contract.kinds import parse
 from tacit.contract.method import PLACEMENTS, Method
@@ -104,16 +103,4 @@ def tell_travel(method: type[Method], experiment: Any, screen: SafeConsole) -> N
     for way, things in ways.items():
         for thing, kind in things.items():
             table.add_row(way, thing, kind, size_text(parse(kind).nbytes(weights, len(dataset.classes))))
-    screen.print(table)
-
-
-def show_recipes(screen: SafeConsole) -> None:
-    from tacit.core.settings import read_toml
-
-    table = Table("recipe", "what", "method", "paper", title="Recipes: tacit run RECIPE")
-    for name, path in known_recipes().items():
-        settings = read_toml(path)
-        paper = settings.get("paper", {})
-        number = f"{paper['accuracy']} ({paper.get('source', '')})" if "accuracy" in paper else ""
-        table.add_row(name, settings.get("title", ""), settings.get("method", {}).get("name", ""), number)
     screen.print(table)

@@ -1,43 +1,87 @@
 """`--dry-run`: everything that is known before the first round, and nothing else."""
 
-import time
+from collections.abc import Collection, Sequence
 
+import tomli_w
 import torch
 from rich.table import Table
 from rich.text import Text
 
 from tacit.backends.pool import default_workers
 from tacit.cli.split import show_split
+from tacit.config.resolve import preset_settings
 from tacit.contract.kinds import parse
-from tacit.core.console import SafeConsole
+from tacit.contract.method import Stage
+from tacit.core.console import SafeConsole, noted
 from tacit.core.formatting import clock, size_text
-from tacit.core.settings import Experiment
+from tacit.core.settings import Experiment, flatten, nest
 from tacit.data.catalogue import SOURCES
-from tacit.data.sources import is_here
-from tacit.nets.optimizer import optimizer_step, sgd
-from tacit.pieces.train import predict
+from tacit.data.glance import glance
+from tacit.data.sources import is_here, is_own
+from tacit.methods import find_method
 from tacit.runs.checks import check_settings
-from tacit.runs.plan import Plan, prepare
+from tacit.runs.costs import Speed, time_net
+from tacit.runs.plan import Plan, prepare, typical_client
 
-MOST_TIMED = 1024  # images in a batch, to learn what one takes
+MOST_TIMED = 64  # images in a batch, to learn what one takes
+LEAST_TIMED = 4  # of a large net that is enough
+QUICK = 0.1  # seconds of a batch that is worth doubling
+PRESET = "method.preset"
 
 
-def preview(experiment: Experiment, screen: SafeConsole) -> None:
+def preview(experiment: Experiment, screen: SafeConsole, given: Collection[str] = (), everything: bool = False) -> None:
+    """Print it. `given` are the settings that somebody chose (dotted keys); `everything` shows the others, too."""
     check_settings(experiment)
-    screen.print(Text("The experiment, resolved", "bold"))
-    screen.print(experiment.to_toml())
-    name = experiment.data.name
+    show_settings(experiment, given, everything, screen)
+    data = experiment.data
+    name = data.name
     if name in SOURCES and not is_here(name):
         screen.print(f"{name} is not here yet, so there is no split to show: run `tacit data get {name}` first.")
         return
-    plan = prepare(experiment, fetch=False)
+    own = bool(data.sites) or is_own(name)
+    if own and data.split:  # a saved split fits the images that can be read, and those have to be read for it
+        plan = prepare(experiment, fetch=False)
+    else:
+        with glance():
+            plan = prepare(experiment, fetch=False)
     show_split(plan.split, plan.dataset, None, screen)
-
+    if own and not data.split:
+        screen.print(
+            noted(
+                "images were counted by their names and not read. What cannot be read, and pictures that are there "
+                "twice, are found when the run begins; the counts can then be a little lower."
+            )
+        )
     net = plan.setup.build()
     weights = sum(t.numel() * t.element_size() for t in net.state_dict().values())
     screen.print(f"Parameters: {sum(p.numel() for p in net.parameters()):,} ({size_text(weights)} with buffers)")
+    show_cost(plan, weights, screen)
 
+
+def show_settings(experiment: Experiment, given: Collection[str], everything: bool, screen: SafeConsole) -> None:
+    """What was chosen first, then what the method's preset says, the rest on demand."""
+    if everything:
+        screen.print(Text("The experiment, resolved", "bold"))
+        screen.print(experiment.to_toml())
+        return
+    settings = flatten(experiment.to_dict())
+    method = find_method(experiment.method["name"])
+    preset = [key for key in preset_settings(method, experiment.method["preset"]) if key not in given]
+    chosen = {key: value for key, value in settings.items() if key in given or key == "method.name"}
+    by_preset = {key: settings[key] for key in preset if key in settings and key not in chosen and key != PRESET}
+    screen.print(Text("What was chosen", "bold"))
+    screen.print(tomli_w.dumps(nest(chosen)))
+    if by_preset:
+        screen.print(Text(f"What the preset '{experiment.method['preset']}' of the method says", "bold"))
+        screen.print(tomli_w.dumps(nest(by_preset)))
+    rest = len(settings) - len(chosen) - len(by_preset)
+    screen.print(f"{rest} more settings are as they are by default: --dry-run --all shows them.\n")
+
+
+def show_cost(plan: Plan, weights: int, screen: SafeConsole) -> None:
+    """Rounds, what travels and how long it takes, by stage."""
     seconds = seconds_per_image(plan)
+    held = typical_client(plan.split, plan.setup.train.batch)
     table = Table("stage", "rounds", "clients a round", "down", "up", "time (rough)", title="What it would cost")
     total, unknown = 0.0, list[str]()
     for stage in plan.stages:
@@ -51,7 +95,7 @@ def preview(experiment: Experiment, screen: SafeConsole) -> None:
             )
             for kinds in (method.server_sends, method.client_sends)
         )
-        effort, tasks = method.estimated_passes(plan.setup.train.epochs), method.estimated_tasks(asked)
+        effort, tasks = method.estimated_passes(plan.setup.train.epochs, held), method.estimated_tasks(asked)
         time_needed = stage.rounds * round_seconds(plan, effort, tasks, *seconds) if effort else 0.0
         total, unknown = total + time_needed, [*unknown, *([] if effort else [stage.name])]
         table.add_row(
@@ -59,7 +103,22 @@ def preview(experiment: Experiment, screen: SafeConsole) -> None:
         )
     screen.print(table)
     without = f" without {' and '.join(unknown)}" if unknown else ""
-    screen.print(f"Roughly {clock(total)} in all{without} on this machine. Nothing was run or written.")
+    screen.print(
+        f"{rounds_text(plan.stages)}. Roughly {clock(total)} in all{without} on this machine. Nothing was run or "
+        "written."
+    )
+
+
+def rounds_text(stages: Sequence[Stage]) -> str:
+    """All rounds, those of the stages before the method's own among them.
+
+    >>> from tacit.methods.fedavg import FedAvg
+    >>> rounds_text([Stage("warm-up", FedAvg(), 5), Stage("main", FedAvg(), 22)])
+    '27 rounds: 5 of warm-up, then 22 of main'
+    """
+    whole = f"{sum(stage.rounds for stage in stages):,} rounds"
+    parts = ", then ".join(f"{stage.rounds:,} of {stage.name}" for stage in stages)
+    return f"{whole}: {parts}" if len(stages) > 1 else whole
 
 
 def travel(sizes: list[int | None], asked: int) -> str:
@@ -74,30 +133,19 @@ def travel(sizes: list[int | None], asked: int) -> str:
     return f"{'≥ ' if len(known) < len(sizes) else ''}{size_text(asked * sum(known))}/round"
 
 
-def seconds_per_image(plan: Plan) -> tuple[float, float]:
-    """(training, inference) of this net here and now, from a few batches of noise."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seconds_per_image(plan: Plan) -> Speed:
+    """What one image takes in this net here and now, from a few batches of noise."""
     setup = plan.setup
     generator = torch.Generator().manual_seed(0)
     net = setup.build(generator)
-    shape = (min(setup.train.batch, MOST_TIMED), setup.channels, setup.size, setup.size)
-    images = torch.rand(shape, generator=generator).to(setup.device)
-    optimizer = sgd(net, lr=1e-4)
-    labels = torch.zeros(len(images), dtype=torch.int64, device=setup.device)
-
-    def train() -> None:
-        optimizer_step(net, optimizer, torch.nn.functional.cross_entropy(net(images), labels))
-
-    times = []
-    for work in (train, lambda: predict(net, images, lambda x: x)):
-        work()
-        started = time.perf_counter()
-        for _ in range(3):
-            work()
-        times.append((time.perf_counter() - started) / 3 / len(images))
-    torch.set_num_threads(before)
-    return times[0], times[1]
+    most = min(setup.train.batch, MOST_TIMED)
+    images = torch.rand((most, setup.channels, setup.size, setup.size), generator=generator).to(setup.device)
+    count = min(LEAST_TIMED, most)
+    while True:  # larger batches as long as they are quick
+        speed = time_net(net, images[:count], times=1)
+        if count == most or speed.training * count > QUICK:
+            return speed
+        count = min(2 * count, most)
 
 
 def round_seconds(plan: Plan, effort: tuple[int, int], tasks: int, training: float, inference: float) -> float:

@@ -1,6 +1,5 @@
 """A run with its progress on the screen: what `run`, `resume`, `compare` and `demo` have in common."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ import typer
 
 from tacit.cli.options import console
 from tacit.core.console import SafeConsole
+from tacit.core.text import as_word
 
 if TYPE_CHECKING:
     from tacit.runs.progress import Display
@@ -26,9 +26,10 @@ def run_and_show(
 ) -> Any:
     """Run with progress; Ctrl-C says how to go on and exits with 130."""
     from tacit.cli.data import load_shown
+    from tacit.compare.recalls import mean_recall
     from tacit.engine.checks import check_run
     from tacit.engine.run import run_experiment
-    from tacit.evaluation.headline import headline
+    from tacit.evaluation.headline import headline, leads
     from tacit.runs.progress import print_json, watcher_for
     from tacit.runs.trackers import Together, trackers
 
@@ -55,11 +56,13 @@ def run_and_show(
     elif view == "auto" and not label:
         if summary["accuracy"] is not None:
             screen.print(f"{summary['method']}: {headline(summary, 2)} ({summary['reporting']})")
+            if leads(summary) == "balanced_accuracy" and (recalls := mean_recall([finished.folder])):
+                screen.print(f"Recall by class (95 % intervals): {recalls}")
         screen.print(f"Written to {folder}")
         if (folder / "card.html").is_file():
             screen.print(
                 f"The model card: {folder / 'card.html'}. To use the model:\n"
-                f"  tacit predict {shlex.quote(str(folder))} IMAGES -o predictions.csv\n"
-                f"  tacit export {shlex.quote(str(folder))} --to onnx"
+                f"  tacit predict {as_word(folder)} IMAGES -o predictions.csv\n"
+                f"  tacit export {as_word(folder)} --to onnx"
             )
     return finished

@@ -11,6 +11,7 @@ import typer
 
 from tacit.cli.options import FromRound, Set, console, layers
 from tacit.core.errors import TacitError
+from tacit.core.text import as_word
 from tacit.evaluation.headline import headline
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
@@ -54,8 +55,8 @@ def init_server(
     )
     _say(
         f"What to do now:\n  1. Let the firewall pass port {port} from the sites.\n{copy}"
-        f"  4. Start it and leave it running:   tacit site serve --home {home}\n"
-        f"  5. When all sites have joined:      tacit site run RECIPE --data FOLDER --home {home}"
+        f"  4. Start it and leave it running:   tacit site serve --home {as_word(home)}\n"
+        f"  5. When all sites have joined:      tacit site run RECIPE --data FOLDER --home {as_word(home)}"
     )
 
 
@@ -83,8 +84,8 @@ def init_client(
     )
     _say(
         f"What to do now:\n{copy}"
-        f"  3. See what would leave this site:  tacit site preview RECIPE --data FOLDER --home {home}\n"
-        f"  4. Take part, and leave it running: tacit site join --data FOLDER --home {home}"
+        f"  3. See what would leave this site:  tacit site preview RECIPE --data FOLDER --home {as_word(home)}\n"
+        f"  4. Take part, and leave it running: tacit site join --data FOLDER --home {as_word(home)}"
     )
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from tacit.core.console import SafeConsole, noted
 from tacit.core.errors import TacitError
 from tacit.core.paths import check_file
-from tacit.core.text import safe, safe_lines
+from tacit.core.text import as_word, safe, safe_lines
 from tacit.data.dataset import Dataset
 from tacit.data.draw import draw_split
 from tacit.data.split import Split, class_table, load_split, party_names, title, warnings
@@ -43,7 +43,7 @@ def show_split(split: Split, dataset: Dataset, out: Path | None, console: SafeCo
 def targets(out: Path) -> tuple[Path, Path]:
     """The picture's and the split's file; never writes over an .npz that is something else."""
     if out.suffix not in ("", ".png", ".npz"):
-        raise TacitError(f"--out {out}: the picture is a PNG file. Write --out {out.with_suffix('.png')}.")
+        raise TacitError(f"--out {out}: the picture is a PNG file. Write --out {as_word(out.with_suffix('.png'))}.")
     check_file(out)
     picture, saved = out.with_suffix(".png"), out.with_suffix(".npz")
     for path in (picture, saved):

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tacit.compare.convergence import RULE, Convergence, of_runs, sentence
 from tacit.compare.rows import PendingRun, Row, listed, run_folder, short_labels
 from tacit.compare.t_test import Paired, paired_test
 from tacit.config.resolve import resolve
-from tacit.contract.method import Held
 from tacit.core.settings import Experiment, Paper, flatten
 from tacit.data.federation import load_dataset
 from tacit.data.sources import is_own
@@ -21,7 +21,7 @@ from tacit.data.split import Split, load_split
 from tacit.data.split import title as split_title
 from tacit.evaluation.headline import leads
 from tacit.runs.folder import Run
-from tacit.runs.plan import prepare, stages_of
+from tacit.runs.plan import prepare, stages_of, typical_client
 
 
 def gap_closed(method: float | None, lower: float | None, upper: float | None) -> float | None:
@@ -61,12 +61,7 @@ def bounds_of(experiment: Experiment, as_many: bool = False) -> tuple[Experiment
 
 def label_passes_a_round(experiment: Experiment) -> int:
     """Passes of a client over its labels in a round, the mean over all stages, from what clients really hold."""
-    parts = prepare(experiment).split.clients
-    both = [part for part in parts if len(part.labeled)] or list(parts)
-    labeled, unlabeled = (
-        round(sum(len(getattr(part, name)) for part in both) / len(both)) for name in ("labeled", "unlabeled")
-    )
-    held = Held(labeled, unlabeled, experiment.train.batch)
+    held = typical_client(prepare(experiment).split, experiment.train.batch)
     stages = stages_of(experiment)
     passes = [(stage.rounds, stage.method.estimated_passes(experiment.train.epochs, held)) for stage in stages]
     known = [(rounds, found[0]) for rounds, found in passes if found is not None]
@@ -239,6 +234,23 @@ def differs(row: Row, first: Row, seen: Survey) -> list[str]:
     return found
 
 
+def training_of(experiment: Experiment) -> dict[str, Any]:
+    """How a side and the server take their steps; how many passes there are belongs to the budget."""
+    train = experiment.train.model_dump(exclude={"epochs", "server_epochs"})
+    return {**flatten(train, "train."), **flatten(experiment.server.model_dump(), "server.")}
+
+
+def training_note(rows: Sequence[Row]) -> str:
+    """Where training was tuned: whether all rows have one recipe, or each its own, and how it was found."""
+    if not (tuned := dict.fromkeys(row.experiment.tuned for row in rows if row.experiment.tuned)):
+        return ""
+    if all(training_of(row.experiment) == training_of(rows[0].experiment) for row in rows):
+        return f"One training recipe for all rows: {'; '.join(tuned)}."
+    return "Rows have training recipes of their own: " + "; ".join(
+        f"{row.label}: {row.experiment.tuned or 'not tuned'}" for row in rows
+    )
+
+
 def net_of(experiment: Experiment) -> str:
     """The net in words, with the options that it has.
 
@@ -272,6 +284,7 @@ def notes(blocks: Sequence[Sequence[Row]], seen: Survey) -> list[str]:
                 groups.setdefault(describe(word, row, first, seen), []).append(row.label)
             listing = "; ".join(f"{text}: {listed(labels)}" for text, labels in groups.items())
             remarks.append(f"Not the same {word}{where}. {listing[0].upper()}{listing[1:]}.")
+        remarks += [note] if (note := training_note(block)) else []
     for text, labels in scales_of(blocks).items():
         remarks.append(
             f"Reduced {text} ({listed(labels)}). Numbers of papers are for the full scale, not to be reached."
@@ -341,6 +354,7 @@ class Result:
     paper_gap: float | None
     against_first: Paired | None  # over the seeds in which both have the same split
     differs: tuple[str, ...]
+    convergence: Convergence | None = None  # of a bound: without it, no gap is shown
 
     @property
     def leads(self) -> str:
@@ -379,6 +393,16 @@ def results(rows: Sequence[Row], seen: Survey, score: str = "") -> list[list[Res
             _mean([run.get(score) for run in runs[bounds[name].label].values()]) if name in bounds else None
             for name in ("lower", "upper")
         )
+        settled = {
+            row.label: of_runs(
+                [Run(job.folder).records for job in row.jobs if job.finished],
+                "accuracy" if score == "last_five" else score,
+            )
+            for name, row in bounds.items()
+            if name
+        }
+        if not all(found.converged for found in settled.values()):
+            lower = upper = None
         papers = [bounds[name].experiment.paper.accuracy if name in bounds else None for name in ("lower", "upper")]
         lines = []
         for row in block:
@@ -396,6 +420,7 @@ def results(rows: Sequence[Row], seen: Survey, score: str = "") -> list[list[Res
                     paper_gap=None if bound else gap_closed(row.experiment.paper.accuracy, *papers),
                     against_first=None if row is block[0] else _against(row, block[0], runs, seen, score),
                     differs=tuple(differs(row, block[0], seen)),
+                    convergence=settled.get(row.label),
                 )
             )
         found.append(lines)
@@ -420,6 +445,17 @@ def _against(
         and runs[first.label][seed].get(score) is not None
     ]
     return paired_test([mine for mine, _ in pairs], [its for _, its in pairs])
+
+
+def unsettled(blocks: Sequence[Sequence[Result]]) -> list[str]:
+    """Why no gap is shown: which bounds have not converged, and how many more rounds it would take."""
+    found = []
+    for block in blocks:
+        told = [sentence(line.bound, line.convergence) for line in block if line.convergence is not None]
+        if any(told) and any(not line.bound for line in block):
+            where = f" ({block[0].setting})" if len(blocks) > 1 else ""
+            found.append(f"No gap is shown{where}. {' '.join(text for text in told if text)} The rule: {RULE}.")
+    return found
 
 
 def verdicts(blocks: Sequence[Sequence[Result]]) -> list[str]:
@@ -448,6 +484,8 @@ def verdict(line: Result, lower: Result) -> str:
     text = f"{line.label} against the labels alone: {points:+.1f} points of {of}"
     if test.half_width is None:
         return f"{text} with one seed, which is no answer: run it with --seeds 3 or more."
+    if not test.half_width:  # few test images have few possible figures
+        return f"{text} in each of {len(seeds)} seeds, which is no answer: test on more images, or run more seeds."
     width = 100 * test.half_width
     text += f" (95 % interval {points - width:+.1f} to {points + width:+.1f}, {len(seeds)} seeds)"
     if points - width > 0:

@@ -1,15 +1,17 @@
 """From a look at somebody's images to an experiment that fits them, as TOML with a reason beside each choice."""
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
 
+from tacit.config.skew import Skew, skew_of
 from tacit.core.text import safe
+from tacit.data.drafts import SERVER
 from tacit.data.folder_report import FolderReport, Item
 from tacit.data.images import RULE
-from tacit.data.own import SERVER
 from tacit.data.placement import fitting_placements
 
 PASSES = 60_000  # images trained on in all: some minutes on a CPU with small images and the small net
@@ -38,6 +40,7 @@ class Proposal:
     rounds: int
     test_images: int
     held_out: bool
+    skew: Skew
 
 
 def parties(report: FolderReport) -> list[PartyCounts]:
@@ -62,7 +65,8 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
     rounds = min(max(PASSES // max(labeled + unlabeled, 1), LEAST_ROUNDS), MOST_ROUNDS)
     given = [f'"{safe(party.name, 60)}" {party.labeled:,}' for party in held if party.labeled]
     held_out = not report.has_test
-    test_images = labeled // HELD_OUT_SHARE if held_out else sum(p.test for p in held)
+    skew = skew_of(report.counts("train"), report.counts("test"), report.classes)
+    test_images = labeled // HELD_OUT_SHARE if held_out else sum(item.part == "test" for item in report.usable)
     if clients:
         partition, who = ("iid", f"the images are dealt to {clients} pretended clients")
     else:
@@ -71,20 +75,23 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
     title = f"{name}: {len(report.classes)} classes, {labeled:,} labels, {unlabeled:,} images without"
     sections = [
         [
-            f"# Written by `tacit init`. Change what you like; `tacit run {safe(name)}.toml --dry-run` shows it.",
+            f"# Written by `tacit init`. Change what you like; `tacit run {_file(name)} --dry-run` shows it.",
             f"title = {_quoted(title)}",
             "seed = 0",
             _line("rounds", rounds, f"about {PASSES:,} images are trained on in all; more rounds, more time"),
         ],
         [
             "[data]",
-            *_where(paths, name),
+            *_where(report, paths, name),
             _line("partition", partition, who),
             _line("clients", clients or len(sites), "sites" if not clients else "pretended"),
             _line("placement", placement, f"labels at: {', '.join(given)}"),
             _line("labels", 0, "all that there are") if clients else "",
             _line("image_size", report.size, RULE.format(size=report.size)),
             _line("skip_unreadable", True, "the bad files that `tacit init` listed are left out") if report.bad else "",
+            _line("groups", "found", 'as `tacit init` told; "given": a group column alone')
+            if report.groups.examples
+            else "",
             ""
             if report.has_test
             else "# No test images were given: 20 % of the labelled images of each class are held "
@@ -97,23 +104,44 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
             ),
             _line("norm", norm, "group norm: works when sites differ"),
         ],
-        ["[train]", _line("lr", 0.03, "learning rate"), _line("batch", 32, "images a step"), *_epochs(clients)],
+        [
+            "[train]",
+            _line("lr", 0.03, "learning rate"),
+            _line("batch", 32, "images a step"),
+            *_epochs(clients),
+            _line("class_weights", "balanced", skew.why_weigh) if skew.weigh else "",
+        ],
         [
             "[method]",
-            _line("name", method, "confident predictions become labels" if unlabeled else "every image has a label"),
-            *(_fixmatch(labeled, sum(p.labeled > 0 for p in held)) if unlabeled else ()),
+            _line("name", method, "confident predictions become labels; fedavg: the labels alone")
+            if unlabeled
+            else _line("name", method, "every image has a label"),
         ],
+        _fixmatch(labeled, sum(p.labeled > 0 for p in held)) if unlabeled else [],
     ]
-    text = "\n\n".join("\n".join(line for line in section if line) for section in sections) + "\n"
-    return Proposal(text, placement, method, rounds, test_images, held_out)
+    text = "\n\n".join("\n".join(line for line in section if line) for section in sections if section) + "\n"
+    return Proposal(text, placement, method, rounds, test_images, held_out, skew)
 
 
-def _where(paths: list[Path], name: str) -> list[str]:
-    whole = [str(path.resolve()) for path in paths]
+def _where(report: FolderReport, paths: list[Path], name: str) -> list[str]:
+    """The data and how it was read, so that a run reads the same thing."""
+    whole = [str(path.resolve()) for path in report.paths or paths]
     if len(whole) == 1:
-        return [f"name = {_quoted(whole[0])}"]
-    listed = "".join(f"    {_quoted(path)},\n" for path in whole)
-    return [f"name = {_quoted(name)}", f"sites = [\n{listed}]"]
+        lines = [f"name = {_quoted(whole[0])}"]
+    else:
+        lines = [f"name = {_quoted(name)}", f"sites = [\n{_listed(whole)}]"]
+    if report.tests:
+        lines.append(f"tests = [  # shared by all sites\n{_listed([str(path.resolve()) for path in report.tests])}]")
+    if len(whole) == 1 and Path(whole[0]).is_dir():
+        kind = "table" if report.kind == "table" else "classes"
+        lines.append(_line("layout", kind, "by the table in it" if kind == "table" else "what the folders inside are"))
+    reasons = {"spellings": "classes spelt in two ways", "siteless": "rows that name no site"}
+    lines += [_line(key, value, reasons.get(key, "of the table")) for key, value in report.chosen.items()]
+    return lines + ([_line("depth", report.depth, "bits that 16-bit files use")] if report.deep else [])
+
+
+def _listed(paths: list[str]) -> str:
+    return "".join(f"    {_quoted(path)},\n" for path in paths)
 
 
 def _epochs(clients: int) -> list[str]:
@@ -123,6 +151,7 @@ def _epochs(clients: int) -> list[str]:
 def _fixmatch(labeled: int, holders: int) -> list[str]:
     epochs = min(max(WARM_UP * max(holders, 1) // max(labeled, 1), 1), 20)
     return [
+        "[method.fixmatch]                # counts while fixmatch is the method, and waits otherwise",
         _line("threshold", 0.9, "how sure a prediction must be to be learned"),
         _line("warmup", 5, "rounds on the labels alone before that,"),
         _line("warmup_epochs", epochs, "with so many passes over them in each"),
@@ -136,6 +165,15 @@ def _line(key: str, value: object, why: str) -> str:
     """
     shown = _quoted(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     return f"{f'{key} = {shown}':<32} # {why}"
+
+
+def _file(name: str) -> str:
+    """The file's name as a word of a command.
+
+    >>> _file("photos"), _file("my photos")
+    ('photos.toml', "'my photos.toml'")
+    """
+    return shlex.quote(f"{safe(name)}.toml")
 
 
 def _quoted(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from tacit.config.method_tables import chosen_tables, options_of, unknown_option
 from tacit.contract.method import Method, Stage
 from tacit.core.errors import TacitError, nearest
 from tacit.core.paths import invalid_text, user_path
@@ -54,11 +55,14 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
 
 def as_given(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What the layers say together, with dotted keys, short forms written out, and paths that hold anywhere."""
+    flat = [flatten(layer) for layer in layers]
     given: dict[str, Any] = {}
-    for layer in layers:
-        given.update(flatten(layer))
+    for layer in flat:
+        given.update(layer)
     check_texts(given)
-    for section in ("method", "data", "net", "backend"):  # `net = "resnet18"` is short for `net.name`
+    name = given.get("method", given.get("method.name", "fedavg"))
+    given = chosen_tables(flat, name if isinstance(name, str) else "")
+    for section in ("method", "data", "net", "server", "backend"):  # `net = "resnet18"` is short for `net.name`
         if isinstance(given.get(section), str):
             given[f"{section}.name"] = given.pop(section)
     for key in ("method.name", "method.preset", "method"):
@@ -67,9 +71,10 @@ def as_given(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for key in ("method.name", "data.name", "data.split"):  # a run must find its files from anywhere
         if isinstance(given.get(key), str) and (path := user_path(given[key], key)).exists() and is_path(given[key]):
             given[key] = str(path.resolve())
-    sites = given.get("data.sites")
-    if isinstance(sites, list | tuple) and all(isinstance(site, str) for site in sites):
-        given["data.sites"] = tuple(str(user_path(site, "data.sites").resolve()) for site in sites)
+    for key in ("data.sites", "data.tests"):
+        paths = given.get(key)
+        if isinstance(paths, list | tuple) and all(isinstance(path, str) for path in paths):
+            given[key] = tuple(str(user_path(path, key).resolve()) for path in paths)
     return given
 
 
@@ -96,6 +101,12 @@ def check_together(experiment: Experiment, method: type[Method]) -> None:
             f"The method '{experiment.method['name']}' does not work with labels at data.placement = "
             f'"{experiment.data.placement}". It needs {places}: write data.placement = {places}, or choose '
             f"another method (`tacit methods` lists who works where)."
+        )
+    own = experiment.method.get("server_momentum", 0)
+    if own and not experiment.server.takes_the_mean:
+        raise TacitError(
+            f"method.server_momentum = {shown(own)} and server.name = '{experiment.server.name}' are two ways to make "
+            "one step of the global model. Write method.server_momentum = 0, or leave [server] as it is by default."
         )
     asked, quorum = experiment.participation.count(experiment.data.clients), experiment.participation.quorum
     if quorum > asked:
@@ -150,20 +161,15 @@ def is_path(name: str) -> bool:
     >>> is_path("./sharp.py"), is_path("photos/"), is_path("digits"), is_path("medmnist/bloodmnist")
     (True, True, False, False)
     """
-    return name.endswith((".py", ".npz", ".csv", ".parquet", "/")) or name.startswith((".", "/", "~"))
+    return name.endswith((".py", ".npz", ".csv", ".tsv", ".parquet", "/")) or name.startswith((".", "/", "~"))
 
 
 def validated_options(method: type, options: dict[str, Any], where: str = "method") -> dict[str, Any]:
     """All options of a method, checked: those that are given and the defaults of the others."""
-    import dataclasses
-
-    known = [f.name for f in dataclasses.fields(method)]
+    known = options_of(method)
     for key in options:
         if key not in known:
-            raise TacitError(
-                f"{method.__name__} has no option '{where}.{key}'.{nearest(key, known)} It has: "
-                f"{', '.join(known) or 'none'}."
-            )
+            raise unknown_option(method, key, where)
     hints = typing.get_type_hints(method)
     for key, value in options.items():
         if why := not_a_number(hints[key], value):

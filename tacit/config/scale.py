@@ -3,8 +3,9 @@
 With a fraction f (a tenth: f = .1)
 
 - data: f of the training images and f of the labels, so their ratio stays; the least size of a client likewise;
-- rounds: f of the rounds, and of the rounds between two evaluations; a warm-up shrinks as well: f of its rounds, or
-  of its epochs where it is one long round (options of a method whose names begin with `warmup` or end in `_rounds`);
+- rounds: f of the rounds, of the rounds between two evaluations and of those whose mean is the answer; what lasts some
+  rounds shrinks as well (a warm-up, a ramp): f of its rounds, or of its epochs where it is one long round. Which
+  options of a method are lengths is told by their types: `Rounds`, `Epochs`, or any type with a `Length` in it;
 - width: √f of the net's channels, so about f of its parameters.
 
 Everything else stays: partition and its skew, number of clients, who holds labels, participation, local epochs, batch,
@@ -13,15 +14,19 @@ the work: about f² with a net that has no width to shrink, f³ with one that ha
 """
 
 import math
+import typing
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from tacit import nets
 from tacit.config.resolve import resolve
+from tacit.contract.method import Length
 from tacit.core.errors import TacitError, nearest
 from tacit.core.settings import Data, Experiment, flatten
 from tacit.data.catalogue import SOURCES
 from tacit.data.federation import load_dataset
+from tacit.data.published import PUBLISHED
+from tacit.methods import find_method
 
 NAMED = {"full": 1.0, "half": 0.5, "quarter": 0.25, "tenth": 0.1, "hundredth": 0.01}
 
@@ -77,7 +82,7 @@ def scaled(experiment: Experiment, scale: str, fixed: Collection[str] = ()) -> S
     if fraction == 1:
         return Scaled(experiment, "")
     data, method = experiment.data, experiment.method
-    if data.split:
+    if data.split and data.split not in PUBLISHED:
         raise TacitError(f"--scale cannot shrink a saved split (data.split = '{data.split}'). Leave one of them out.")
     whole, classes = size_of(data)
     images, labels = data.subset or whole, part(data.labels, fraction)
@@ -93,7 +98,10 @@ def scaled(experiment: Experiment, scale: str, fixed: Collection[str] = ()) -> S
         "net.name": (narrow, f"for {experiment.net.name}"),
         "data.min_size": (max(1, math.floor(data.min_size * fraction)), ""),
         "evaluate_every": (part(experiment.evaluate_every, fraction), ""),
+        "server.answer_rounds": (part(experiment.server.answer_rounds, fraction), ""),
     }
+    if experiment.server.answer != "mean":
+        del smaller["server.answer_rounds"]
     if data.placement == "some-clients":  # there the labels are those of the labelled clients' images
         del smaller["data.labels"]
     before = {"pretrain.rounds": 0, **flatten(experiment.to_dict()), "data.subset": images}
@@ -108,16 +116,25 @@ def scaled(experiment: Experiment, scale: str, fixed: Collection[str] = ()) -> S
 
 
 def lengths(method: Mapping[str, Any]) -> dict[str, int]:
-    """The options of a method that say how long something lasts, by the names of `scaled`.
+    """The options of a method that say how long something lasts, by their types.
 
-    >>> lengths({"warmup": 20, "warmup_epochs": 5}), lengths({"warmup": 1, "warmup_epochs": 501, "tail": 0.3})
-    ({'warmup': 20}, {'warmup_epochs': 501})
+    Epochs are left out where the rounds that they are a part of shrink already.
+
+    >>> lengths({"name": "fedirm", "ramp": 30, "warmup": 20, "warmup_epochs": 5, "labeled_epochs": 11})
+    {'ramp': 30, 'warmup': 20}
+    >>> lengths({"name": "fedirm", "ramp": 30, "warmup": 1, "warmup_epochs": 501, "labeled_epochs": 11})
+    {'ramp': 30, 'warmup_epochs': 501}
     """
-    counts = {name: value for name, value in method.items() if type(value) is int and value > 1}
-    found = {name: value for name, value in counts.items() if name.startswith("warmup") or name.endswith("_rounds")}
-    if any(not name.endswith("_epochs") for name in found):  # of a warm-up, its rounds or its epochs, never both
-        found = {name: value for name, value in found.items() if not name.endswith("_epochs")}
-    return found
+    hints = typing.get_type_hints(find_method(method["name"]), include_extras=True)
+    marks = {
+        name: [mark for mark in getattr(hints.get(name), "__metadata__", ()) if isinstance(mark, Length)]
+        for name in method
+    }
+    return {
+        name: value
+        for name, value in method.items()
+        if marks[name] and type(value) is int and value > 1 and method.get(marks[name][-1].of, 1) <= 1
+    }
 
 
 def size_of(data: Data) -> tuple[int, int]:

@@ -7,15 +7,16 @@ state → server_send(state) → Task → client_train(task, memory, me) → Rep
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
-from torch import Tensor
 
+from tacit.contract.messages import Reply as Reply
+from tacit.contract.messages import Task as Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.errors import TacitError
-from tacit.core.payload import Payload, Weights, number_in, tensor_in, weights_in
+from tacit.core.payload import Payload, Weights, weights_in
 from tacit.pieces.aggregate import shares, weighted_mean
 
 # Types of options: what is out of range is refused before any work. A text in an Annotated[...] is the help of
@@ -26,52 +27,22 @@ NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
 AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000)]
 
-PLACEMENTS = ("server", "clients", "some-clients")
-
-
-class _Sent:
-    """How to read what was sent, by name, for whoever needs exactly that kind of value."""
-
-    send: Payload
-
-    def weights(self, name: str) -> Weights:
-        """The group of tensors with this name."""
-        return weights_in(self.send, name)
-
-    def tensor(self, name: str) -> Tensor:
-        return tensor_in(self.send, name)
-
-    def number(self, name: str) -> float:
-        return number_in(self.send, name)
-
 
 @dataclass(frozen=True)
-class Task(_Sent):
-    """What goes down to one client. A client may get several in a round, in different groups; they run in turn.
+class Length:
+    """A mark in the type of an option that says how long something lasts: `--scale` shrinks it with the rounds.
 
-    >>> import torch
-    >>> Task(0, {"model": {"w": torch.zeros(1)}, "thresholds": torch.ones(2)}).tensor("thresholds")
-    tensor([1., 1.])
+    A length in epochs names the option with the rounds `of` which they are a part: of a stage its rounds shrink, or
+    its epochs where it is one long round, never both.
     """
 
-    client: int
-    send: Payload
-    group: int = 0
+    of: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reply(_Sent):
-    """What one client made of a task. `send` goes up, and with it `examples` and `metrics`, which are numbers.
+Rounds = Annotated[Count, Length()]  # rounds that something lasts: a warm-up, a ramp
+Epochs = Annotated[Count, Length(of="warmup")]  # epochs in each of the rounds of the option `warmup`
 
-    `keep` stays: each name in it replaces what was kept under that name; other names stay as they were.
-    """
-
-    send: Payload
-    examples: float
-    keep: Payload = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    client: int = -1  # filled in by the backend, so that the server knows whose reply it folds
-    group: int = 0
+PLACEMENTS = ("server", "clients", "some-clients")
 
 
 class Held(NamedTuple):
@@ -172,7 +143,7 @@ class Method:
         """The new state. By default the mean of the clients' models, by their number of examples."""
         if not any(reply.examples > 0 for reply in replies):
             return state
-        return {**state, "model": mean_model(replies)}
+        return {**state, "model": hub.mean_model(weights_in(state, "model"), replies)}
 
     def server_answer(self, state: Payload, hub: Hub) -> Weights | None:
         """The model that is evaluated and shipped (None: this stage has no classifier yet)."""
@@ -180,7 +151,10 @@ class Method:
 
 
 def mean_model(replies: Sequence[Reply], weights: Sequence[float] | None = None, name: str = "model") -> Weights:
-    """The mean of what clients sent under a name, by their examples or by given weights, in client order."""
+    """The mean of what clients sent under a name, by their examples or by given weights, in client order.
+
+    For means on the way. What goes on as the global model is made by `hub.mean_model`, where the server's optimiser is.
+    """
     if weights is None:
         weights = shares([reply.examples for reply in replies])
     # One reply at a time is looked at: the sequence may fetch them from disk.

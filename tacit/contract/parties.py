@@ -5,7 +5,7 @@ the other parties' data or to the true labels of unlabelled images.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,14 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from tacit import nets
+from tacit.contract.messages import Reply
 from tacit.contract.record import KEYS
 from tacit.core import seeds
 from tacit.core.payload import Weights
-from tacit.core.settings import Net, Participation, Train
-from tacit.nets.optimizer import SGD, give_momentum, sgd
+from tacit.core.settings import Net, Participation, Server, Train
+from tacit.nets.optimizer import SGD, Pace, give_momentum, sgd
 from tacit.nets.statistics import recompute_statistics
+from tacit.pieces.aggregate import shares, weighted_mean
 from tacit.pieces.loss import LabelLoss, label_loss
-from tacit.pieces.train import View, cosine, fit, predict, weights_of
+from tacit.pieces.schedule import Schedule
+from tacit.pieces.server_optimizer import Memory, ServerOptimizer
+from tacit.pieces.train import View, batch_count, fit, predict, weights_of
 from tacit.views import Views
 
 
@@ -42,6 +46,16 @@ class Shard:
 
     labeled: Labeled
     unlabeled: Tensor  # uint8 [m, C, H, W]: images only
+    repeated: int = 0  # labelled images that are among the unlabelled ones, too (placement `clients`)
+
+    @property
+    def held(self) -> int:
+        """How many images it holds; one that is labelled and unlabelled data counts once.
+
+        >>> Shard(Labeled(torch.zeros(27, 1, 8, 8), torch.zeros(27)), torch.zeros(97, 1, 8, 8), repeated=27).held
+        97
+        """
+        return len(self.labeled) + len(self.unlabeled) - self.repeated
 
     @property
     def images(self) -> Tensor:
@@ -64,6 +78,7 @@ class Setup:
     views: Views
     participation: Participation
     device: torch.device
+    server: Server = field(default_factory=Server)
 
     def build(self, generator: torch.Generator | None = None) -> nn.Module:
         """The net of the experiment: with fresh weights from a generator, or empty, to be loaded."""
@@ -153,28 +168,63 @@ class Party:
         return self.scheduled(self.train.lr)
 
     def scheduled(self, rate: float) -> float:
-        """A method's own learning rate in this round: it falls as `train.lr` does, by `train.schedule`."""
-        if self.train.schedule == "cosine":
-            return cosine(rate, max(self.round, 0) / max(self.rounds, 1))  # round -1: before the first
-        return rate
+        """A method's own learning rate in this round: it changes as `train.lr` does, by `train.schedule`."""
+        return self._schedule.rate(rate, self._done(0.0), self._done_by_a_round)
 
-    def optimizer(self, model: nn.Module, lr: float | None = None, momentum: Weights | None = None) -> SGD:
-        """SGD as the experiment says, at this round's learning rate unless another is given.
+    @property
+    def _schedule(self) -> Schedule:
+        return Schedule(self.train.schedule, self.train.warmup, self.train.end)
 
-        `momentum`: by parameter name, to go on with (`momentum_of`); nothing there, nothing to go on with.
+    @property
+    def _done_by_a_round(self) -> float:
+        return 1.0 / max(self.rounds, 1)
+
+    def _done(self, of_round: float) -> float:
+        """The share of the stage that is over when this share of the round is."""
+        return (max(self.round, 0) + of_round) / max(self.rounds, 1)  # round -1: before the first
+
+    def _pace(self, rate: float) -> Pace:
+        """How the rate of this round changes from step to step: as the schedule does from here on."""
+        schedule, of_stage = self._schedule, self._done_by_a_round
+        now = schedule.rate(1.0, self._done(0.0), of_stage)
+        return lambda done, width: rate * schedule.rate(1.0, self._done(done), width * of_stage) / now
+
+    def steps(self, images: int, batch: int | None = None, epochs: int | None = None) -> int:
+        """Steps of a round over so many images, with a step for each batch."""
+        count = batch_count(images, self.train.batch if batch is None else batch)
+        return count * (self.epochs if epochs is None else epochs)
+
+    def optimizer(
+        self, model: nn.Module, lr: float | None = None, momentum: Weights | None = None, steps: int = 0
+    ) -> SGD:
+        """SGD as the experiment says, at this round's learning rate unless another is given (`me.scheduled(rate)`).
+
+        `momentum`: by parameter name, to go on with (`momentum_of`); nothing there, nothing to go on with. `steps`: so
+        many there will be in this round, for `train.schedule_by = "step"`; who trains with `fit` or `fit_labeled` need
+        not say it, and where it is not known the rate is that of the round.
         """
         settings = self.train
         rate = self.learning_rate if lr is None else lr
         optimizer = sgd(model, rate, settings.momentum, settings.weight_decay, settings.nesterov)
         give_momentum(model, optimizer, momentum or {})
+        if settings.schedule_by == "step":
+            optimizer.pace = self._pace(rate)
+            optimizer.expect(steps)
+        optimizer.stay_near(self._proximal)
         return optimizer
+
+    @property
+    def _proximal(self) -> float:
+        """FedProx holds clients back from drifting apart; the server's own training is not pulled."""
+        return 0.0
 
     @cached_property
     def label_loss(self) -> LabelLoss:
         """Cross-entropy of this party's labelled images, corrected for its own skew where the experiment says so."""
         settings = self.train
         balanced = settings.class_weights == "balanced"
-        return label_loss(self.shard.labeled.labels, self.classes, balanced, settings.logit_adjustment)
+        corrected = balanced, settings.logit_adjustment, settings.label_smoothing
+        return label_loss(self.shard.labeled.labels, self.classes, *corrected)
 
     @property
     def epochs(self) -> int:
@@ -192,13 +242,17 @@ class Party:
     ) -> float:
         """Train on this side's labelled images: cross-entropy on weak views. Returns the last epoch's loss."""
         labeled = self.shard.labeled
+        optimizer = self.optimizer(model, lr) if optimizer is None else optimizer
+        epochs = self.epochs if epochs is None else epochs
+        if isinstance(optimizer, SGD):
+            optimizer.expect(self.steps(len(labeled), batch or None, epochs))
         return fit(
             model,
             labeled.images,
             labeled.labels,
             view=self.views.weak_view,
-            optimizer=self.optimizer(model, lr) if optimizer is None else optimizer,
-            epochs=self.epochs if epochs is None else epochs,
+            optimizer=optimizer,
+            epochs=epochs,
             batch=batch or self.train.batch,
             clip=self.train.clip,
             generator=self.rng("labeled views"),
@@ -217,7 +271,12 @@ class Party:
         generator: torch.Generator,
         epochs: int | None = None,
     ) -> float:
-        """Train on any labelled images, such as those with pseudo-labels, at the experiment's batch size and clip."""
+        """Train on any labelled images, such as those with pseudo-labels, at the experiment's batch size and clip.
+
+        Who calls it for each epoch by itself is taken to do so `me.epochs` times.
+        """
+        if isinstance(optimizer, SGD):
+            optimizer.expect(self.steps(len(images)))
         return fit(
             model,
             images,
@@ -256,6 +315,10 @@ class Client(Party):
         self.number = number
         self.labelling = Labelling()
 
+    @property
+    def _proximal(self) -> float:
+        return self.train.proximal
+
     def audit(self, index: Tensor, label: Tensor, accepted: Tensor, name: str = "") -> None:
         """Report which pseudo-labels were given. Write-only: a method cannot read it back.
 
@@ -284,8 +347,18 @@ def plain(value: Any) -> Any:
 class Hub(Party):
     """All that server code may see."""
 
-    def __init__(self, setup: Setup, shard: Shard, round_info: RoundInfo, net_pool: NetPool) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        shard: Shard,
+        round_info: RoundInfo,
+        net_pool: NetPool,
+        memory: Mapping[str, Memory] | None = None,
+    ) -> None:
         super().__init__(setup, shard, round_info, "server", net_pool)
+        # Of the server's optimiser, by the name of what is averaged: the engine's, who keeps it with the state.
+        self.memory: Mapping[str, Memory] = memory or {}
+        self.next_memory: dict[str, Memory] = {}
         self.clients = setup.clients
         self.labeled_clients = setup.labeled_clients
         self.notes: dict[str, Any] = {}
@@ -294,6 +367,25 @@ class Hub(Party):
     @property
     def epochs(self) -> int:
         return self.train.server_epochs or self.train.epochs
+
+    def mean_model(
+        self, old: Weights, replies: Sequence[Reply], weights: Sequence[float] | None = None, name: str = "model"
+    ) -> Weights:
+        """The next global model: from the old one, a step of the server's optimiser towards the mean of the replies.
+
+        Replies count by their examples or by given weights. Everything that parties trained and that goes on as the
+        global model passes through here, under the name by which it was sent. By default (`server.name = "mean"`) the
+        step goes to the mean itself.
+        """
+        if weights is None:
+            weights = shares([reply.examples for reply in replies])
+        # One reply at a time is looked at: the sequence may fetch them from disk.
+        mean = weighted_mean((reply.weights(name) for reply in replies), weights)
+        # What is remembered is as it was before the merge, however often a method asks: it advances once a round.
+        settings = self._setup.server
+        optimizer = ServerOptimizer(settings.name, settings.lr, settings.momentum, settings.beta2, settings.tau)
+        model, self.next_memory[name] = optimizer.step(old, mean, self.memory.get(name, {}))
+        return model
 
     def finetune(self, weights: Weights) -> Weights:
         """The model after training on the server's labels; as it was if the server has none."""

@@ -45,6 +45,9 @@ KEYS: dict[str, Key] = {
     "pseudo_accuracy_by_class": Key("Accepted pseudo-labels that are right, by class given", "share", "classes"),
     "accepted_ratio_by_class": Key("Pseudo-labels accepted, by class given", "share", "classes"),
     "accepted_by_class": Key("How many are accepted, by class given", "number", "classes"),
+    "pseudo_accuracy_by_epoch": Key("accepted pseudo-labels that are right, by local epoch, where there are several"),
+    "clients_pseudo_accuracy_by_epoch": Key("the same, by client"),
+    "pseudo_confusion": Key("Accepted pseudo-labels, by true class, then by class given", "number", "classes"),
     # Who took part.
     "asked": Key("Clients asked", "number", "travel"),
     "answered": Key("Clients whose reply was used", "number", "travel"),

@@ -1,5 +1,7 @@
 """Numbers for people."""
 
+MAJORITY = 0.5  # where one class has more of the images than this, balanced accuracy leads: plain accuracy flatters
+
 
 def size_text(count: float | None) -> str:
     """Bytes in words.

@@ -67,11 +67,32 @@ class Section(BaseModel):
         return given
 
 
+# How own files are read: true on one machine, and for one set of files.
+INTAKE = (
+    *("sites", "tests", "layout", "spellings", "siteless", "depth"),
+    *("path_column", "label_column", "group_column", "site_column", "split_column"),
+)
+
+
 class Data(Section):
     """Which images, who holds them, who holds labels."""
 
     name: str = Field("digits", description="a source (`tacit data list`), or the path of your own data")
     sites: tuple[str, ...] = Field((), description="own data, a path for each site; `name` is then for people only")
+    tests: tuple[str, ...] = Field((), description="own data: test images that all sites share, by their paths")
+    layout: Literal["auto", "classes", "sites", "table"] = Field(
+        "auto", description="own data: what the folders inside are (auto: what only one reading allows)"
+    )
+    spellings: Literal["ask", "merge", "keep"] = Field(
+        "ask", description="own data: classes spelt in two ways, as Mel and mel, are one, or are two"
+    )
+    path_column: str = Field("", description="own table: the column of paths or ids (empty: by its name or contents)")
+    label_column: str = Field("", description="own table: the column of labels; one-hot: columns of 0 and 1")
+    group_column: str = Field("", description="own table: the column of what belongs together, as a patient")
+    site_column: str = Field("", description="own table: the column of who holds the image")
+    split_column: str = Field("", description="own table: the column that says train or test")
+    siteless: str = Field("", description="own table: the site of rows that name none; leave-out: they are not read")
+    depth: Literal[0, 8, 10, 12, 14, 16] = Field(0, description="own 16-bit files: bits that are used (0: as found)")
     partition: Partition = Field("dirichlet", description="how images are dealt to the clients; sites: as they lie")
     alpha: Annotated[float, Field(ge=1e-6, le=1e6, description="Dirichlet or quantity skew: small is skewed")] = 0.3
     shards: Annotated[int, Field(ge=1, le=IMAGES, description="shards a client holds (partition = shards)")] = 2
@@ -90,7 +111,8 @@ class Data(Section):
     image_size: Annotated[int, Field(ge=0, le=MANY, description="resize to this many pixels (0: as they are)")] = 0
     rgb: bool = Field(False, description="turn grey images into three equal channels")
     skip_unreadable: bool = Field(False, description="own data: go on without the bad files")
-    split: str = Field("", description="a saved split to use instead of drawing one")
+    groups: Literal["found", "given"] = Field("found", description="own data: look for groups, or a column's alone")
+    split: str = Field("", description="a saved split to use, or a published one (cbafed-svhn)")
 
     @model_validator(mode="after")
     def _labeled_clients_exist(self) -> "Data":
@@ -123,7 +145,16 @@ class Train(Section):
     epochs: Annotated[int, Field(ge=1, le=EPOCHS, description="local epochs a round")] = 1
     server_epochs: Annotated[int, Field(ge=0, le=EPOCHS, description="on the server's labels (0: as epochs)")] = 0
     clip: Annotated[float, Field(ge=0, le=1e9, description="largest norm of a gradient (0: no limit)")] = 5.0
-    schedule: Literal["constant", "cosine"] = Field("constant", description="of the rate over the rounds")
+    schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="of the rate over the stage")
+    schedule_by: Literal["round", "step"] = Field("round", description="one rate a round, or one a step")
+    warmup: Annotated[float, Field(ge=0, lt=1, description="share of the stage in which the rate rises")] = 0.0
+    end: Annotated[float, Field(ge=0, le=1, description="share of the rate at the end of linear or cosine")] = 0.0
+    label_smoothing: Annotated[
+        float, Field(ge=0, lt=1, description="share of a label that is spread over all classes")
+    ] = 0.0
+    proximal: Annotated[
+        float, Field(ge=0, le=1e6, description="clients: pull towards the model that came (FedProx's mu)")
+    ] = 0.0
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: rare classes count more, by party"
     )
@@ -152,11 +183,34 @@ class Pretrain(Section):
         return self.method != "none"
 
 
+class Server(Section):
+    """What the server makes of its clients' mean, and which model is the answer."""
+
+    name: Literal["mean", "momentum", "adam", "yogi"] = Field("mean", description="the server's optimiser")
+    lr: Annotated[float, Field(ge=0, le=1e6, description="of the step to the mean (0: 1, of adam and yogi 0.01)")] = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1, description="of momentum; beta1 of adam and yogi")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="of adam and yogi")] = 0.99
+    tau: Annotated[float, Field(gt=0, le=1e6, description="of adam and yogi: the larger, the less they adapt")] = 1e-3
+    answer: Literal["last", "mean", "ema"] = Field("last", description="evaluated and shipped: of which rounds")
+    answer_rounds: Annotated[int, Field(ge=1, le=1000, description="answer = mean: over so many last rounds")] = 5
+    answer_decay: Annotated[
+        float, Field(ge=0, lt=1, description="answer = ema: how much a round counts beside the next one")
+    ] = 0.8
+
+    @property
+    def takes_the_mean(self) -> bool:
+        """Whether the new model is the clients' mean itself."""
+        return self.name == "mean" and self.lr in (0, 1)
+
+
 class ViewChoice(Section):
     """What is done to an image before the net sees it."""
 
     weak: Literal["crop", "resize-crop", "none"] = Field("crop", description="the light augmentation")
-    strong: Literal["fixmatch", "ssl", "semifl-legacy"] = Field("fixmatch", description="the heavy one's pool")
+    resize: Annotated[int, Field(ge=0, le=MANY, description="resize-crop: to so many pixels (0: a quarter more)")] = 0
+    strong: Literal["fixmatch", "ssl", "semifl-legacy", "ddrfed"] = Field(
+        "fixmatch", description="the heavy one's pool"
+    )
     flip: Literal["auto", "yes", "no"] = Field("auto", description="mirror images (auto: not for digits)")
 
 
@@ -228,9 +282,11 @@ class Experiment(Section):
     evaluate_clients: bool = Field(False, description="evaluate what each client sent, too (costs a test pass each)")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     title: str = Field("", description="a line for people")
+    tuned: str = Field("", description="a line for people: how [train] and [server] were found (tacit tune)")
     data: Data = Data()
     net: Net = Net()
     train: Train = Train()
+    server: Server = Server()
     views: ViewChoice = ViewChoice()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg", "preset": "paper"})
     pretrain: Pretrain = Pretrain()
@@ -270,6 +326,7 @@ FREE_ON_RESUME = (
     "backend.gpus",
     "backend.address",
     "title",
+    "tuned",
     "paper.accuracy",
     "paper.auc",
     "paper.source",

@@ -12,6 +12,7 @@ Names are kept as they are; they are changed only on their way out, and for each
 import csv
 import io
 import re
+import shlex
 from collections.abc import Iterable
 
 LONG = 200  # characters of a name or of a stranger's sentence that are shown
@@ -98,3 +99,12 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
 def as_bytes(text: str) -> bytes:
     """UTF-8; names of files that are not UTF-8 get back the bytes that they have on the disk."""
     return text.encode("utf-8", "surrogateescape")
+
+
+def as_word(path: object) -> str:
+    """A path as one word of a command that can be copied into a shell.
+
+    >>> as_word("runs/mine"), as_word("my runs/first")
+    ('runs/mine', "'my runs/first'")
+    """
+    return shlex.quote(str(path))

@@ -40,13 +40,15 @@ def data_root() -> Path:
     return Path.home() / ".cache" / "tacit"
 
 
-def prepared_folder(root: Path, name: str) -> Path:
-    """Where the cached form of a named source lies.
+def prepared_folder(root: Path, name: str, size: int = 0) -> Path:
+    """Where the cached form of a named source lies; one of photographs, at a size that was asked for, has its own.
 
     >>> prepared_folder(Path("data"), "medmnist/pathmnist").as_posix()
     'data/medmnist/pathmnist/prepared'
+    >>> prepared_folder(Path("data"), "isic2018", 224).as_posix()
+    'data/isic2018/prepared-224'
     """
-    return root / name / "prepared"
+    return root / name / (f"prepared-{size}" if size else "prepared")
 
 
 def writable(folder: Path) -> bool:

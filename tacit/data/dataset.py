@@ -25,6 +25,7 @@ class Dataset:
     sites: tuple[str, ...] = ()  # own data: the parties that hold it, by name
     train_sites: np.ndarray | None = None  # int64 [N]: the site of each image; -1 is the server
     train_files: tuple[str, ...] = ()  # own data: where each training image was read from
+    depth: int = 16  # own data: the bits that were used of 16-bit files, so that later images are read alike
 
     @property
     def channels(self) -> int:

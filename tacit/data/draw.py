@@ -6,7 +6,7 @@ they stand in two panels side by side. Up to 60 clients have rows with numbers; 
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tacit.core.payload import write_atomically
 from tacit.core.text import safe
 from tacit.data.dataset import Dataset
-from tacit.data.split import Split, class_table, title
+from tacit.data.split import Split, class_table, party_names, title
 
 LABELED, UNLABELED = (200, 80, 0), (0, 95, 160)  # also told apart by colour-blind readers
 INK, GREY, EMPTY, PAPER = (30, 30, 30), (120, 120, 120), (243, 243, 243), (255, 255, 255)
@@ -36,6 +36,7 @@ def draw_split(split: Split, dataset: Dataset, path: Path) -> None:
 def picture_of(split: Split, dataset: Dataset) -> Image.Image:
     """The picture itself."""
     rows = rows_of(split, dataset)
+    rows = replace(rows, names=[safe(name, LONGEST_NAME) for name in rows.names])
     columns = [*(safe(name, LONGEST_NAME) for name in dataset.classes), *(["(unknown)"] if rows.unknown else [])]
     look = _look(len(rows.names), columns)
     panels = _panels(rows)
@@ -122,7 +123,8 @@ def rows_of(split: Split, dataset: Dataset, most: int = MOST_THIN_ROWS) -> Rows:
     merged = -(-clients // most)
     starts = np.arange(0, clients, merged)
     sizes = np.diff(starts, append=clients)[:, None]
-    names = [f"client {number}" for number in starts]
+    named = party_names(split) if merged == 1 else [f"client {number}" for number in range(clients)]
+    names = [named[number] for number in starts]
     labeled_rows = np.add.reduceat(labeled[1:], starts, axis=0) / sizes
     unlabeled_rows = np.add.reduceat(unlabeled[1:], starts, axis=0) / sizes
     server = len(split.server) > 0

@@ -1,7 +1,7 @@
 """What the catalogue says about one named data set."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tacit.data.arrays import Arrays
@@ -44,8 +44,23 @@ class Source:
     package: Package | None = None
     read_package: Callable[[Path], Arrays] | None = None
     note: str = ""
+    read_at: Callable[[dict[str, Path], Progress, int], Arrays] | None = (
+        None  # photographs, at a size that is asked for
+    )
+    size: int = 0  # the size that was asked for (0: as `shape` says)
 
     @property
     def npz(self) -> str:
         """The one file in tacit's own layout that may stand in for the official ones."""
         return f"{self.name.rsplit('/')[-1]}.npz"
+
+    def at(self, size: int) -> "Source":
+        """The same set, read from its photographs at a larger size than it is stored at; itself where that cannot be.
+
+        What is to be smaller is shrunk from what is stored.
+        """
+        read = self.read_at
+        if read is None or size <= self.shape[-1]:
+            return self
+        shape = (self.shape[0], size, size)
+        return replace(self, shape=shape, size=size, read=lambda files, progress: read(files, progress, size))

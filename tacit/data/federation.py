@@ -18,6 +18,7 @@ from tacit.core.machine import pick_device
 from tacit.core.memory_bounds import check_images
 from tacit.core.settings import Data, Experiment
 from tacit.data.dataset import Dataset
+from tacit.data.glance import blank, glancing
 from tacit.data.own import load_sites
 from tacit.data.sources import load
 from tacit.data.split import Split
@@ -37,7 +38,8 @@ class Federation:
 
     def client_shard(self, client: int) -> Shard:
         part = self.split.clients[client]
-        return Shard(self._labeled(part.labeled), self._images(part.unlabeled))
+        repeated = len(np.intersect1d(part.labeled, part.unlabeled))
+        return Shard(self._labeled(part.labeled), self._images(part.unlabeled), repeated)
 
     def client_size(self, client: int) -> int:
         part = self.split.clients[client]
@@ -70,17 +72,17 @@ class Federation:
 
 def load_dataset(settings: Data, fetch: bool = True) -> Dataset:
     """The data of an experiment, at the size and with the channels it asks for."""
-    skip, size = settings.skip_unreadable, settings.image_size
     if settings.sites:
-        paths = [Path(site) for site in settings.sites]
-        dataset = load_sites(paths, settings.name, skip_unreadable=skip, image_size=size)
+        dataset = load_sites([Path(site) for site in settings.sites], settings.name, settings)
     else:
-        dataset = load(settings.name, fetch=fetch, skip_unreadable=skip, image_size=size)
+        dataset = load(settings.name, fetch=fetch, how=settings)
     return adapt(dataset, settings.image_size, settings.rgb)
 
 
 def adapt(dataset: Dataset, size: int, rgb: bool) -> Dataset:
     """The data set resized to `size` pixels (0: as it is) and, if asked, with three channels."""
+    if glancing():
+        return blank(dataset, 3 if rgb else dataset.channels, size or dataset.size)
     if rgb and dataset.channels == 1:
         dataset = dataclasses.replace(
             dataset,
@@ -136,6 +138,8 @@ def setup_of(
     """What everybody knows before the first round."""
     views = experiment.views
     flip = about.mirror if views.flip == "auto" else views.flip == "yes"
+    chosen = Views(mean=about.mean, std=about.std, weak=views.weak, strong=views.strong, flip=flip, resize=views.resize)
+    chosen.check_size(about.size)
     return Setup(
         seed=experiment.seed,
         classes=about.classes,
@@ -145,7 +149,8 @@ def setup_of(
         labeled_clients=labeled_clients,
         net=experiment.net,
         train=experiment.train,
-        views=Views(mean=about.mean, std=about.std, weak=views.weak, strong=views.strong, flip=flip),
+        views=chosen,
         participation=experiment.participation,
         device=device,
+        server=experiment.server,
     )

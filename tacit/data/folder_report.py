@@ -8,6 +8,7 @@ import numpy as np
 
 from tacit.core.text import safe
 from tacit.data.arrays import invalid_name
+from tacit.data.groups import Groups, find, shared, shared_sentence
 from tacit.data.images import LARGEST, RULE, SMALLEST
 
 NO_TEST_SET = "no test set was given: 20 % of the labelled images of each class are held out, seeded"
@@ -24,6 +25,7 @@ class Item:
     site: str = ""  # the party that holds it
     array: np.ndarray | None = field(default=None, compare=False)  # the image itself, where it lies in no file
     twin: bytes = b""  # equal for images with equal pixels
+    glance: bytes = field(default=b"", compare=False, repr=False)  # for near-duplicates (`near_duplicates.glance`)
 
 
 @dataclass
@@ -44,6 +46,16 @@ class FolderReport:
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height)
     grey: int = 0
     colour: int = 0
+    deep: Counter[int] = field(default_factory=Counter)  # 16-bit files by the bits that they use
+    depth: int = 16  # the bits that are used of them
+    kind: str = ""  # how it was read: classes, sites or table
+    paths: list[Path] = field(default_factory=list)  # of the parties, as it was read
+    tests: list[Path] = field(default_factory=list)  # test images that all parties share
+    chosen: dict[str, str] = field(default_factory=dict)  # settings that say how a table was read
+    told: list[str] = field(default_factory=list)  # what was chosen, for the screen
+    left_out: list[tuple[Path, str]] = field(default_factory=list)  # good images that were not asked for, and why
+    guess_groups: bool = True  # look for groups in names and pictures, besides those that were given
+    _groups: tuple[tuple[int, bool], Groups] | None = field(default=None, repr=False)  # what they were found in, groups
 
     @property
     def classes(self) -> list[str]:
@@ -86,6 +98,21 @@ class FolderReport:
         return [item for item in self.items if id(item) not in leaked]
 
     @property
+    def groups(self) -> Groups:
+        """Which of the usable images belong together. It takes a while, so it is done once."""
+        state = len(self.items), self.guess_groups
+        if self._groups is None or self._groups[0] != state:
+            self._groups = state, find(self.usable, self.guess_groups)
+        return self._groups[1]
+
+    @property
+    def shared_groups(self) -> list[str]:
+        """That a given test set has images of groups that are trained on, too."""
+        test = np.array([item.part == "test" for item in self.usable], bool)
+        number = shared(self.groups.numbers, test)
+        return [shared_sentence(number, int(test.sum()))] if number else []
+
+    @property
     def disputed(self) -> list[list[Item]]:
         """Images that lie under two labels, pixel for pixel."""
         found: dict[bytes, list[Item]] = {}
@@ -111,7 +138,9 @@ class FolderReport:
         if self.has_test and not any(item.part == "train" for item in labeled):
             faults.append("no labelled training image")
         if any(item.part == "test" and not item.label for item in self.items):
-            faults.append("test images without a label: nothing could be measured on them")
+            faults.append(
+                "test images without a label: nothing could be measured on them (a class called `test` must be renamed)"
+            )
         return faults
 
     @property
@@ -141,6 +170,10 @@ class FolderReport:
             common = ", ".join(f"{w}×{h} ({number})" for (w, h), number in self.sizes.most_common(3))
             more = ", …" if len(self.sizes) > 3 else ""
             remarks.append(f"sizes are {common}{more}: {RULE.format(size=size)}")
+        if self.deep:
+            remarks.append(self._depth())
+        if self.left_out:
+            remarks.append(f"left out, as was asked for ({len(self.left_out)})")
         if self.ignored:
             remarks.append(f"not read: {', '.join(map(safe, self.ignored))}")
         if disputed := self.disputed:
@@ -148,15 +181,17 @@ class FolderReport:
         untrained = [name for name in self.classes if not self.counts("train")[name]]
         if untrained:
             remarks.append(f"only in the test set: {_few(untrained)}")
+        remarks += [*self.groups.remarks, *self.shared_groups]
         if not self.has_test:
             remarks.append(NO_TEST_SET)
         return remarks
 
     @property
     def quarrels(self) -> list[str]:
-        """Which pictures lie under two labels, by name: for the screen, not for a note."""
+        """Which pictures lie under two labels, and which are taken as groups, by name: for the screen, not a note."""
         pairs = [" = ".join(safe(f"{i.label}/{i.path.name}") for i in twins[:3]) for twins in self.disputed]
-        return [f"under two labels: {'; '.join(pairs[:3])}{'; …' * (len(pairs) > 3)}"] if pairs else []
+        disputed = [f"under two labels: {'; '.join(pairs[:3])}{'; …' * (len(pairs) > 3)}"] if pairs else []
+        return [*disputed, *self.groups.examples]
 
     @property
     def text(self) -> str:
@@ -171,6 +206,31 @@ class FolderReport:
         lines += [f"  ✗ {fault}" for fault in (*self.hopeless, *self.bad)]
         lines += [f"  · {remark}" for remark in (*self.remarks(self.size), *self.quarrels)]
         return "\n".join(lines)
+
+    @property
+    def unusable(self) -> list[tuple[Path, str]]:
+        """Every file that is not used, and why: the whole list, where the screen shows a few."""
+        return [
+            *self.unreadable,
+            *((path, "not an image, by its name") for path in self.not_images),
+            *((path, "lies in no class folder") for path in self.stray),
+            *((item.path, "is in the test set, too") for item in self.leaked),
+            *((Path(name), "a class without images") for name in self.empty_classes),
+            *self.left_out,
+            *((Path(name), "not read") for name in self.ignored),
+        ]
+
+    def _depth(self) -> str:
+        """What was made of 16-bit files.
+
+        >>> FolderReport(Path("x"), deep=Counter({12: 40}), depth=12)._depth()
+        '16-bit files (40) use 12 bits: the values 0 to 4095 become 0 to 255'
+        """
+        by_bits = ", ".join(f"{bits} bits ({number})" for bits, number in sorted(self.deep.items()))
+        found = (
+            f" use {self.depth} bits" if list(self.deep) == [self.depth] else f" use {by_bits}; {self.depth} are taken"
+        )
+        return f"16-bit files ({self.deep.total()}){found}: the values 0 to {2**self.depth - 1} become 0 to 255"
 
     def _unreadable(self) -> str:
         few = ", ".join(f"{safe(path.name)} ({safe(why)})" for path, why in self.unreadable[:3])

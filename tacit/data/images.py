@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from tacit.core.errors import TacitError
+from tacit.data.dicom import DICOM_ENDINGS, is_dicom, read_dicom
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".pnm")
 LARGEST, SMALLEST = 64, 8  # the range of S where nobody asks for a size: enough for the nets, small in memory
@@ -18,23 +19,75 @@ NARROWEST = 100  # times as long as wide, at most
 RULE = "the shorter side becomes {size} pixels (bicubic), then the centre square is cut out"
 
 
-def open_image(path: Path) -> Image.Image:
-    """The decoded image, the right way up (cameras note the rotation instead of doing it), first frame only.
+def is_image(path: Path) -> bool:
+    """By its name; a file whose name tells nothing is a DICOM if it begins like one.
 
-    Raises whatever Pillow raises on a file that it cannot read.
+    >>> is_image(Path("a.JPG")), is_image(Path("a.dcm")), is_image(Path("notes.txt")), is_image(Path("._a.jpg"))
+    (True, True, False, False)
     """
+    ending = path.suffix.lower()
+    if path.name.startswith(".") or ending in ENDINGS + DICOM_ENDINGS:
+        return not path.name.startswith(".")
+    return (not ending or ending[1:].isdecimal()) and is_dicom(path)
+
+
+def open_image(path: Path, depth: int = 16) -> Image.Image:
+    """The decoded image with eight bits a channel; of 16-bit files the upper eight of their `depth` bits."""
+    return eight_bits(open_deep(path), depth)
+
+
+def open_deep(path: Path) -> Image.Image:
+    """The decoded image with all its bits, the right way up (cameras note the rotation instead of doing it), first
+    frame only.
+
+    Raises whatever Pillow and pydicom raise on a file that they cannot read.
+    """
+    if path.suffix.lower() in DICOM_ENDINGS or (path.suffix.lower() not in ENDINGS and is_dicom(path)):
+        return read_dicom(path, check_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we refuse what Pillow warns of
         opened = Image.open(path)
     with opened as image:
         check_size(image.size)  # the file says how large it is before anything is decoded
+        cut = not is_deep(image) and any(";16" in str(tile) for tile in image.tile)  # Pillow keeps the upper 8 of 16
         image.load()
         upright = ImageOps.exif_transpose(image)
     if upright.mode == "F":
         raise ValueError("floating-point pixels")
-    if upright.mode.startswith("I"):  # 16 bits a pixel: keep the upper eight
-        return Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
+    if cut and max(high for _, high in _extrema(upright)[:3]) < 64:
+        raise ValueError("16 bits a colour, of which the upper two are not used: nearly black; save it with 8 bits")
     return upright
+
+
+def _extrema(image: Image.Image) -> tuple[tuple[int, int], ...]:
+    found = image.getextrema()
+    return found if isinstance(found[0], tuple) else (found,)  # type: ignore[return-value]
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Whether it has more than eight bits a pixel."""
+    return image.mode.startswith("I")
+
+
+def used_bits(image: Image.Image) -> int:
+    """The usual number of bits (8, 10, 12, 14 or 16) that the values of a deep image need.
+
+    >>> [used_bits(Image.new("I", (1, 1), value)) for value in (0, 255, 256, 4095, 4096, 65535)]
+    [8, 8, 10, 12, 14, 16]
+    """
+    needed = int(np.asarray(image).max()).bit_length()
+    return min(max(needed + needed % 2, 8), 16)
+
+
+def eight_bits(image: Image.Image, depth: int = 16) -> Image.Image:
+    """An image with eight bits a channel; a deep one by the upper eight of its `depth` bits.
+
+    >>> [eight_bits(Image.new("I", (1, 1), 2048), depth).getpixel((0, 0)) for depth in (16, 12, 10)]
+    [8, 128, 255]
+    """
+    if not is_deep(image):
+        return image
+    return Image.fromarray((np.asarray(image) >> (depth - 8)).clip(0, 255).astype(np.uint8))
 
 
 def check_size(size: tuple[int, int]) -> None:
@@ -65,12 +118,12 @@ def why_unreadable(error: Exception, path: Path) -> str:
 
 
 def is_grey(image: Image.Image) -> bool:
-    """Grey by what the file says; a palette is colour.
+    """Grey by what the file says; a palette is colour, and what has 16 bits is grey.
 
     >>> is_grey(Image.new("L", (2, 2))), is_grey(Image.new("RGB", (2, 2)))
     (True, False)
     """
-    return image.mode in ("1", "L", "LA", "La")
+    return image.mode in ("1", "L", "LA", "La") or is_deep(image)
 
 
 def fingerprint(image: Image.Image) -> bytes:
@@ -81,7 +134,7 @@ def fingerprint(image: Image.Image) -> bytes:
     >>> fingerprint(Image.new("L", (2, 2), 1)) == fingerprint(Image.new("L", (2, 2), 2))
     False
     """
-    mode = "L" if is_grey(image) else "RGB"
+    mode = image.mode if is_deep(image) else "L" if is_grey(image) else "RGB"
     plain = image if image.mode == mode else image.convert(mode)
     digest = hashlib.blake2b(f"{plain.mode} {plain.size};".encode(), digest_size=16)
     digest.update(plain.tobytes())

@@ -5,6 +5,7 @@ Several photographs may show one lesion, so the split into training and test is 
 
 import csv
 import io
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -20,38 +21,45 @@ CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 SIZE = 32
 
 
-def read_isic(images: Path, truth: Path, groupings: Path, progress: Progress = silent) -> Arrays:
-    """Squash every photograph to 32×32 (bicubic, both sides), then hold out 20 % of each class by lesion.
+def read_isic(images: Path, truth: Path, groupings: Path, progress: Progress = silent, size: int = SIZE) -> Arrays:
+    """Squash every photograph to a square of `size` pixels (bicubic, both sides); 20 % of each class are held out by
+    lesion, the same ones whatever the size.
 
     `images` is the zip or the folder of .jpg files; `truth` the CSV (or the zip that holds it) with one column
     of 0.0/1.0 for each class; `groupings` the CSV with the columns image and lesion_id.
     """
     label_of = _labels(truth)
     lesion_of = {row["image"]: row["lesion_id"] for row in _rows(groupings, ("image", "lesion_id"))}
-    small: dict[str, np.ndarray] = {}
+    _complete(groupings, "lesion id", label_of, lesion_of)
+    order = sorted(label_of)
+    labels = np.array([label_of[image_id] for image_id in order], np.int64)
+    lesions = np.array([lesion_of[image_id] for image_id in order])
+    test = hold_out(labels, lesions, 0.2, numpy_generator("isic2018", "split"))
+    place = {image_id: int(number) for part in (~test, test) for number, image_id in enumerate(np.array(order)[part])}
+    held_out = set(np.array(order)[test])
+    pixels = {held: np.empty((int((test == held).sum()), 3, size, size), np.uint8) for held in (False, True)}
+    read: set[str] = set()
     for name, content in members(images, lambda name: name.lower().endswith(".jpg")):
         image_id = Path(name).stem
         if image_id in label_of:
             with naming(f"{images} ({name})"), Image.open(io.BytesIO(content)) as photograph:
-                squashed = photograph.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC)
-                small[image_id] = np.asarray(squashed).transpose(2, 0, 1)
-            progress("shrinking photographs", len(small), len(label_of))
-    for what, known in (("photograph", small), ("lesion id", lesion_of)):
-        missing = [image_id for image_id in label_of if image_id not in known]
-        if missing:
-            place = images if known is small else groupings
-            raise TacitError(
-                f"{place} is not complete: no {what} for {len(missing)} of {len(label_of)} images "
-                f"(the first is {missing[0]}). Delete it and get it again."
-            )
-    order = sorted(label_of)
-    pixels = np.stack([small[image_id] for image_id in order])
-    labels = np.array([label_of[image_id] for image_id in order], np.int64)
-    lesions = np.array([lesion_of[image_id] for image_id in order])
-    test = hold_out(labels, lesions, 0.2, numpy_generator("isic2018", "split"))
+                squashed = photograph.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+                pixels[image_id in held_out][place[image_id]] = np.asarray(squashed).transpose(2, 0, 1)
+            read.add(image_id)
+            progress("shrinking photographs", len(read), len(label_of))
+    _complete(images, "photograph", label_of, read)
     groups = number_groups(lesions[~test], lesions[test])
-    note = "split by lesion, seeded: 20 % of each class's lesions are the test set; squashed to 32×32"
-    return Arrays(pixels[~test], labels[~test], pixels[test], labels[test], CLASSES, *groups, note=note)
+    note = f"split by lesion, seeded: 20 % of each class's lesions are the test set; squashed to {size}×{size}"
+    return Arrays(pixels[False], labels[~test], pixels[True], labels[test], CLASSES, *groups, note=note)
+
+
+def _complete(place: Path, what: str, wanted: Collection[str], there: Collection[str]) -> None:
+    missing = [image_id for image_id in wanted if image_id not in there]
+    if missing:
+        raise TacitError(
+            f"{place} is not complete: no {what} for {len(missing)} of {len(wanted)} images "
+            f"(the first is {missing[0]}). Delete it and get it again."
+        )
 
 
 def _labels(truth: Path) -> dict[str, int]:

@@ -1,11 +1,23 @@
 """The catalogue's medical sets: ISIC 2018 and MedMNIST's flat, single-label sets."""
 
+from pathlib import Path
+
 from tacit.data import isic
+from tacit.data.arrays import Arrays
+from tacit.data.download import Progress
 from tacit.data.entry import Official, Source
 from tacit.data.readers import read_npz
 
 _ISIC = "ISIC2018_Task3_Training_"
 _ISIC_HOME = "https://isic-archive.s3.amazonaws.com/challenges/2018/"
+
+
+def _read_isic(files: dict[str, Path], progress: Progress, size: int) -> Arrays:
+    images, truth, groupings = (
+        files[f"{_ISIC}{name}"] for name in ("Input.zip", "GroundTruth.zip", "LesionGroupings.csv")
+    )
+    return isic.read_isic(images, truth, groupings, progress, size)
+
 
 _ISIC_2018 = Source(
     name="isic2018",
@@ -25,12 +37,8 @@ _ISIC_2018 = Source(
         ),
         Official(f"{_ISIC}LesionGroupings.csv", (f"{_ISIC_HOME}{_ISIC}LesionGroupings.csv",)),
     ),
-    read=lambda files, progress: isic.read_isic(
-        files[f"{_ISIC}Input.zip"],
-        files[f"{_ISIC}GroundTruth.zip"],
-        files[f"{_ISIC}LesionGroupings.csv"],
-        progress,
-    ),
+    read=lambda files, progress: _read_isic(files, progress, isic.SIZE),
+    read_at=lambda files, progress, size: _read_isic(files, progress, size),
     note="HAM10000 (Tschandl, Rosendahl, Kittler 2018); very unequal classes: read macro figures",
 )
 

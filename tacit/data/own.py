@@ -1,225 +1,174 @@
-"""The user's own data: a folder of images, a table of paths and labels (.csv, .parquet), or an .npz; one of them, or
-one for each site."""
+"""The user's own data: a folder of images, a table of paths and labels (.csv, .tsv, .parquet), or an .npz; one of them,
+or one for each site.
 
-import csv
-import os
-from collections.abc import Iterator
+What a folder means is decided in `tacit.data.layout`, what a table's columns mean in `tacit.data.columns`.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from tacit.core.errors import TacitError
+from tacit.core.errors import Answer, Question, TacitError
 from tacit.core.memory_bounds import check_images
-from tacit.core.seeds import numpy_generator
-from tacit.core.text import from_csv_cell, safe
-from tacit.data.archives import most_bytes, naming
-from tacit.data.arrays import Arrays, check_arrays, hold_out, joined_groups, number_groups, to_dataset
+from tacit.core.settings import Data
+from tacit.core.text import safe
+from tacit.data import near_duplicates
+from tacit.data.arrays import Arrays, check_arrays, number_groups, to_dataset
 from tacit.data.dataset import Dataset
 from tacit.data.download import Progress, silent
+from tacit.data.drafts import SERVER, draft_of, gathered, readable_tables
 from tacit.data.folder_report import FolderReport, Item
-from tacit.data.images import ENDINGS, check_size, fingerprint, is_grey, open_image, pixels, why_unreadable
-from tacit.data.readers import read_npz
+from tacit.data.glance import blank, glance_at, glancing
+from tacit.data.groups import Parts, check_given, held_out
+from tacit.data.images import (
+    check_size,
+    eight_bits,
+    fingerprint,
+    is_deep,
+    is_grey,
+    open_deep,
+    pixels,
+    used_bits,
+    why_unreadable,
+)
+from tacit.data.layout import FLAT, Reading, as_party, choose, scan
+from tacit.data.names import spelt_alike
 
-HELD_OUT = 0.2
-UNLABELED = "unlabeled"
-COLUMNS = ("path", "label", "split", "group", "site")  # of a table; others are not read
-MOST_ROWS = 5_000_000
-LONGEST_CELL = 131_072  # characters, as in CSV files
-SERVER = "server"  # a site of this name is the server
+AUTO = Data()
 
 
-def load_own(path: Path, *, skip_unreadable: bool = False, image_size: int = 0, progress: Progress = silent) -> Dataset:
+def load_own(path: Path, how: Data = AUTO, progress: Progress = silent) -> Dataset:
     """The data set at a path; an error with a full report where something is wrong with it."""
-    return _load_report(inspect(path, progress), path.resolve().stem, skip_unreadable, image_size, progress)
+    return _load_report(inspect(path, progress, how), path.resolve().stem, how, progress)
 
 
-def load_sites(
-    paths: list[Path], name: str, *, skip_unreadable: bool = False, image_size: int = 0, progress: Progress = silent
-) -> Dataset:
+def load_sites(paths: list[Path], name: str, how: Data = AUTO, progress: Progress = silent) -> Dataset:
     """The data of several sites as one data set that remembers whose is what. A site called `server` is the server."""
-    return _load_report(inspect_sites(paths, progress), name, skip_unreadable, image_size, progress)
+    return _load_report(inspect_sites(paths, progress, how), name, how, progress)
 
 
-def inspect(path: Path, progress: Progress = silent) -> FolderReport:
-    """Look at every image of a folder, a table or an .npz."""
-    if path.is_dir():
-        return inspect_folder(path, progress)
-    if path.suffix.lower() == ".npz" and path.is_file():
-        return inspect_npz(path, progress)
-    if path.suffix.lower() in (".csv", ".parquet") and path.is_file():
-        return inspect_table(path, progress)
-    missing = "is no data set" if path.exists() else "does not exist"
-    raise TacitError(
-        f"{path} {missing}. Expected a folder with one folder of images for each class, an .npz, "
-        "or a .csv or .parquet with the columns path and label."
-    )
+def inspect(path: Path, progress: Progress = silent, how: Data = AUTO, known: Sequence[str] = ()) -> FolderReport:
+    """Look at every image of a folder, a table or an .npz. `known`: the classes that a model knows, which may tell
+    what a folder means."""
+    if not path.is_dir():
+        reading = Reading("table", [path])
+    else:
+        reading = choose(path, how.layout, readable_tables(path, how) if how.layout == "auto" else [], known)
+        how = how.model_copy(update={"layout": "table"}) if reading.kind == "table" else how
+    tests = [*reading.tests, *(Path(test) for test in how.tests)]
+    if reading.kind == "sites" or tests:
+        report = gathered(reading.paths, tests, how)
+    elif reading.kind == "table":
+        report = draft_of(reading.paths[0], how)
+    else:
+        report = as_party(scan(reading.paths[0]), reading.paths[0].resolve().name)
+    report.path, report.kind, report.paths, report.tests = path, reading.kind, reading.paths, tests
+    report.ignored += reading.ignored
+    report.stray += reading.stray
+    report.told += told(reading)
+    return _looked_at(report, how, progress)
 
 
-def inspect_sites(paths: list[Path], progress: Progress = silent) -> FolderReport:
-    """Look at several sites, one path each, as at one whole."""
-    whole = FolderReport(Path(os.path.commonpath([path.resolve().parent for path in paths])))
-    for path, site in zip(paths, site_names(paths), strict=True):
-        report = inspect(path, progress)
-        for name in report.sites:  # a table may name several sites itself
-            own = name if len(report.sites) > 1 else site
-            whole.items += [replace(item, site=own) for item in report.items if item.site == name]
-            if own not in whole.sites:
-                whole.sites.append(own)
-        whole.folders += [name for name in report.folders if name not in whole.folders]
-        for one, more in ((whole.unreadable, report.unreadable), (whole.stray, report.stray)):
-            one += more  # type: ignore[operator]
-        whole.not_images += report.not_images
-        whole.ignored += [f"{site}/{name}" for name in report.ignored]
-        whole.sizes += report.sizes
-        whole.grey += report.grey
-        whole.colour += report.colour
-    return whole
+def told(reading: Reading) -> list[str]:
+    """How a folder was read, where it could have been otherwise."""
+    if not reading.why or reading.why.startswith(FLAT):
+        return []
+    if reading.kind == "sites" and len(reading.paths) == 1:
+        return [f"the folder inside, {safe(reading.paths[0].name)}/, is the one that is read"]
+    other = {"sites": "classes", "classes": "sites"}[reading.kind]
+    return [
+        f"the folders inside are taken as {reading.kind}, not as {other}: {safe(reading.why)}; if they are {other} "
+        f"nevertheless, add --{other}"
+    ]
 
 
-def site_names(paths: list[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart.
-
-    >>> site_names([Path("/x/north"), Path("/x/south.csv")]), site_names([Path("/north/data"), Path("/south/data")])
-    (['north', 'south'], ['north/data', 'south/data'])
-    """
-    whole = [path.resolve().with_suffix("") if path.suffix else path.resolve() for path in paths]
-    if len(set(whole)) < len(whole):
-        raise TacitError(f"A site is given twice among {', '.join(str(path) for path in paths)}: give each once.")
-    for length in range(1, max(len(path.parts) for path in whole)):
-        names = ["/".join(path.parts[-length:]) for path in whole]
-        if len(set(names)) == len(names):
-            break
-    return names
+def inspect_sites(paths: list[Path], progress: Progress = silent, how: Data = AUTO) -> FolderReport:
+    """Look at several sites, one path each, as at one whole, and at the tests that they share."""
+    tests = [Path(test) for test in how.tests]
+    return _looked_at(gathered(paths, tests, how), how, progress)
 
 
-def _load_report(report: FolderReport, name: str, skip_unreadable: bool, size: int, progress: Progress) -> Dataset:
+def inspect_folder(path: Path, progress: Progress = silent, how: Data = AUTO) -> FolderReport:
+    """Look at one party's folder: one sub-folder for each class, and optionally unlabelled images; or `train` and
+    `test`, each with class folders; or images and a table that names them."""
+    return _looked_at(draft_of(path, how), how, progress)
+
+
+def _load_report(report: FolderReport, name: str, how: Data, progress: Progress) -> Dataset:
     if report.hopeless:
         raise TacitError(f"{report.text}\nThis cannot be used as it is: fix what is marked ✗ first.")
-    if report.bad and not skip_unreadable:
+    if report.bad and not how.skip_unreadable:
         raise TacitError(
             f"{report.text}\nMend what is marked ✗, or go on without it: skip_unreadable = true under [data] "
             "(`--set data.skip_unreadable=true`)."
         )
-    return _load_items(report, name, size or report.size, progress)
+    return _load_items(report, name, how.image_size or report.size, progress)
 
 
-def inspect_folder(path: Path, progress: Progress = silent) -> FolderReport:
-    """Look at every file of a folder: one sub-folder for each class, and optionally `unlabeled`; or `train` and
-    `test`, each with class folders."""
-    report = FolderReport(path)
-    items: list[Item] = []
-    train, test, unlabeled = path / "train", path / "test", path / UNLABELED
-    if folders_in(train):
-        with_test = bool(folders_in(test))
-        parts = {"train": train} | ({"test": test} if with_test else {})
-        read = {train, unlabeled} | ({test} if with_test else set())
-        report.ignored = [folder.name for folder in folders_in(path) if folder not in read]
-        if unlabeled.is_dir():
-            items += [Item(file) for file in _images_in(unlabeled, report)]
-        report.stray += loose_images(path)
-    else:
-        parts = {"train": path}
-    for part, top in parts.items():
-        report.stray += loose_images(top)
-        for folder in folders_in(top):
-            label = "" if folder.name == UNLABELED else folder.name
-            if label and label not in report.folders:
-                report.folders.append(label)
-            items += [Item(file, label, part) for file in _images_in(folder, report)]
-    report.sites = [path.resolve().name]
-    _look_at([replace(item, site=report.sites[0]) for item in items], report, progress)
-    return report
-
-
-def inspect_npz(path: Path, progress: Progress = silent) -> FolderReport:
-    """Look at every image of an .npz: the same report as for files."""
-    arrays = read_npz(path)
-    most = int(max(arrays.train_labels.max(initial=-1), arrays.test_labels.max(initial=-1)))
-    classes = arrays.classes or tuple(str(label) for label in range(most + 1))
-    if most >= len(classes):
-        raise TacitError(f"{path}: the label {most} is none of its {len(classes)} classes.")
-    notes = [arrays.note] if arrays.note else []
-    report = FolderReport(path, order=list(classes), sites=[path.stem], notes=notes)
-    parts = (
-        ("train", arrays.train_images, arrays.train_labels, arrays.train_groups),
-        ("test", arrays.test_images, arrays.test_labels, arrays.test_groups),
-    )
-    items = []
-    for part, images, labels, groups in parts:
-        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
-            name = "" if label < 0 else classes[label]
-            group = "" if groups is None else str(groups[number])
-            grey_or_rgb = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-            items.append(Item(Path(f"{path}[{part} {number}]"), name, part, group, path.stem, grey_or_rgb))
-    report.largest = max(arrays.train_images.shape[1:])  # what is an array already keeps its size
-    _look_at(items, report, progress)
-    return report
-
-
-def inspect_table(path: Path, progress: Progress = silent) -> FolderReport:
-    """Look at every file that a table names; paths are relative to the table's own folder."""
-    report = FolderReport(path)
-    items = []
-    for number, row in enumerate(table_rows(path), start=1):
-        part = row.get("split", "") or "train"
-        if part not in ("train", "test"):
-            raise TacitError(f"{path}, row {number}: split is '{part}'. Expected train, test, or nothing (train).")
-        if not row["path"]:
-            raise TacitError(f"{path}, row {number}: the path is empty.")
-        site = row.get("site", "") or path.stem
-        if site not in report.sites:
-            report.sites.append(site)
-        items.append(Item(path.parent / row["path"], row["label"], part, row.get("group", ""), site))
-    report.sites.sort()
-    _look_at(items, report, progress)
-    return report
-
-
-def folders_in(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")) if path.is_dir() else []
-
-
-def loose_images(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.suffix.lower() in ENDINGS and p.is_file() and not _hidden(p.name))
-
-
-def _hidden(name: str) -> bool:
-    """What file managers leave behind is nobody's mistake."""
-    return name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini")
-
-
-def _images_in(folder: Path, report: FolderReport) -> Iterator[Path]:
-    """Files that are images by their names, at any depth, in a fixed order; the others go into the report."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            if Path(name).suffix.lower() in ENDINGS and not _hidden(name):
-                yield Path(place, name)
-            elif not _hidden(name):
-                report.not_images.append(Path(place, name))
-
-
-def _look_at(items: list[Item], report: FolderReport, progress: Progress) -> None:
-    for number, item in enumerate(items, start=1):
+def _looked_at(report: FolderReport, how: Data, progress: Progress) -> FolderReport:
+    """The same report after every image was decoded once, or after a glance."""
+    _settle_spellings(report, how)
+    waiting, report.items = report.items, []
+    if glancing():
+        glance_at(waiting, report, picture)
+        report.depth, report.guess_groups = how.depth or 16, how.groups == "found"
+        return report
+    for number, item in enumerate(waiting, start=1):
         try:
-            image = picture(item)
-        except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
+            image = _deep_picture(item)
+            if is_deep(image):
+                report.deep[used_bits(image)] += 1
+        except Exception as error:  # decoders raise errors of every kind on damaged files
             report.unreadable.append((item.path, why_unreadable(error, item.path)))
             continue
-        report.items.append(replace(item, twin=fingerprint(image)))
+        look = near_duplicates.glance(eight_bits(image, used_bits(image)) if is_deep(image) else image)
+        report.items.append(replace(item, twin=fingerprint(image), glance=look))
         report.sizes[image.size] += 1
         report.grey += is_grey(image)
         report.colour += not is_grey(image)
-        progress("looking at the images", number, len(items))
+        progress("looking at the images", number, len(waiting))
+    report.depth = how.depth or max(report.deep, default=16)
+    report.guess_groups = how.groups == "found"
+    return report
 
 
-def picture(item: Item) -> Image.Image:
-    """The decoded image of an item, wherever it lies."""
+def _settle_spellings(report: FolderReport, how: Data) -> None:
+    """Classes that are one word in two spellings: one, two, or a question."""
+    counts = report.counts("train") + report.counts("test")
+    names = {*(name for name in counts if name), *report.folders}
+    for alike in spelt_alike(names):
+        shown = " and ".join(f"'{safe(name, 60)}' ({counts[name]:,} images)" for name in alike)
+        if how.spellings == "ask":
+            raise Question(
+                f"{report.path}: {shown} are one word in {len(alike)} spellings.",
+                [
+                    Answer("they are one class", "--merge-spellings", {"spellings": "merge"}),
+                    Answer("they are different classes", "--keep-spellings", {"spellings": "keep"}),
+                ],
+                "Or rename them.",
+            )
+        report.chosen = report.chosen | {"spellings": how.spellings}
+        if how.spellings == "keep":
+            report.notes.append(f"{shown} are different classes, as was asked for")
+            continue
+        kept = max(alike, key=lambda name: counts[name])
+        report.items = [replace(item, label=kept) if item.label in alike else item for item in report.items]
+        report.folders = list(dict.fromkeys(kept if name in alike else name for name in report.folders))
+        report.order = list(dict.fromkeys(kept if name in alike else name for name in report.order))
+        report.notes.append(f"{shown} are one class, '{safe(kept, 60)}'")
+
+
+def picture(item: Item, depth: int = 16) -> Image.Image:
+    """The decoded image of an item, wherever it lies, with eight bits a channel."""
+    return eight_bits(_deep_picture(item), depth)
+
+
+def _deep_picture(item: Item) -> Image.Image:
     if item.array is None:
-        return open_image(item.path)
+        return open_deep(item.path)
     check_size((item.array.shape[1], item.array.shape[0]))
     return Image.fromarray(item.array)
 
@@ -233,121 +182,56 @@ def counts_only(fault: str) -> str:
     return f"{fault.partition('): ')[0].rstrip(')')})"
 
 
-def table_rows(path: Path, needed: tuple[str, ...] = ("path", "label")) -> list[dict[str, str]]:
-    """The rows of a table as text; nothing and null are the empty text."""
-    rows: list[dict[str, Any]]
-    with naming(path):
-        rows, columns = _csv_rows(path) if path.suffix.lower() == ".csv" else _parquet_rows(path)
-    missing = [column for column in needed if column not in columns]
-    if missing:
-        raise TacitError(
-            f"{path} has the columns {', '.join(columns) or '(none)'}; {' and '.join(missing)} missing. "
-            f"Expected {', '.join(needed)} (and, to learn from, optionally split (train or test), group and site)."
-        )
-    return [{column: _text(row.get(column)) for column in columns} for row in rows]
-
-
-def _csv_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a CSV file, without the apostrophes that `tacit.core.text.csv_cell` puts before formulas."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey="")
-            rows = [{name: from_csv_cell(cell or "") for name, cell in row.items() if name} for row in reader]
-            return rows, list(reader.fieldnames or ())
-    except csv.Error as error:  # among others a cell of more than 131,072 characters
-        raise TacitError(f"{path} cannot be read as a table: {error}.") from None
-
-
-def _parquet_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a Parquet file, of the columns that mean something here.
-
-    Few bytes can promise many long texts, so sizes are looked at before texts are made: what it says of itself, and
-    then the distinct texts of each part (`read_dictionary` keeps each of them once).
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise TacitError("Parquet files need pyarrow: pip install 'tacit[tables]'") from None
-    try:
-        columns = list(parquet.read_schema(path).names)
-        used = [name for name in columns if name in COLUMNS]
-        with parquet.ParquetFile(path, read_dictionary=used) as file:
-            about, most = file.metadata, most_bytes(path)
-            unpacked = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
-            if about.num_rows > MOST_ROWS or unpacked > most:
-                raise TacitError(
-                    f"{path} promises {about.num_rows:,} rows and {unpacked:,} bytes; at most {MOST_ROWS:,} rows and "
-                    f"{most:,} bytes are read from such a file. Split it, or write it without compression."
-                )
-            rows: list[dict[str, Any]] = []
-            for batch in file.iter_batches(batch_size=10_000, columns=used):
-                for name in used:
-                    if _longest_text(batch.column(name)) > LONGEST_CELL:
-                        raise TacitError(f"{path}: a text in column {name} has more than {LONGEST_CELL:,} characters.")
-                rows += batch.to_pylist()
-    except pyarrow.ArrowException as error:
-        raise ValueError(safe(error)) from None
-    return rows, columns
-
-
-def _longest_text(column: Any) -> int:
-    """The bytes of the longest text in a column of Arrow's; 0 where it holds something else."""
-    from pyarrow import compute, types
-
-    values = column.dictionary if types.is_dictionary(column.type) else column
-    is_text = types.is_string(values.type) or types.is_large_string(values.type)
-    return (compute.max(compute.binary_length(values)).as_py() or 0) if is_text else 0
-
-
-def _text(value: Any) -> str:
-    """
-    >>> _text(None), _text(" cat "), _text(3), _text(3.0), _text(float("nan"))
-    ('', 'cat', '3', '3', '')
-    """
-    if value is None or value != value:  # NaN is how some writers say "nothing"
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # a column of whole numbers with gaps is stored as fractions
-    return str(value).strip()
-
-
 def _load_items(report: FolderReport, name: str, size: int, progress: Progress) -> Dataset:
     """Read the images that the report found good."""
-    items, classes, grey = report.usable, report.classes, report.colour == 0
+    classes, grey = report.classes, report.colour == 0
+    usable, parts = report.usable, _parts(report)
+    kept = np.flatnonzero(~parts.left_out)
+    items, test, joined = [usable[place] for place in kept], parts.test[kept], report.groups.numbers[kept]
     check_images(len(items), 1 if grey else 3, size)
-    images = np.empty((len(items), 1 if grey else 3, size, size), np.uint8)
-    for number, item in enumerate(items):
-        images[number] = pixels(picture(item), size, grey)
+    side = 1 if glancing() else size
+    images = np.zeros((len(items), 1 if grey else 3, side, side), np.uint8)
+    for number, item in enumerate(() if glancing() else items):
+        images[number] = pixels(picture(item, report.depth), size, grey)
         progress("reading the images", number + 1, len(items))
     labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
-    groups = None
-    if any(item.group for item in items):  # an image without a group is a group of its own
-        groups = np.array([item.group or f"\0{number}" for number, item in enumerate(items)])
-    test = np.array([item.part == "test" for item in items])
-    if not report.has_test:
-        test = _held_out(labels, joined_groups(groups, np.array([item.twin.hex() for item in items])))
-        if not test.any():
-            raise TacitError(
-                f"{report.path}: no labelled image can be held out to test with, because each has copies that are "
-                "needed in training (equal pixels, or one group). Give more pictures, or a test set."
-            )
-    train_groups, test_groups = (None, None) if groups is None else number_groups(groups[~test], groups[test])
-    arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes), train_groups, test_groups)
+    arrays = Arrays(images[~test], labels[~test], images[test], labels[test], tuple(classes))
     left_out = [f"left out: {counts_only(fault)}" for fault in report.bad]  # a note travels, file names stay at home
-    arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size)]))
+    arrays = replace(arrays, note="; ".join([*left_out, *report.remarks(size), *parts.remarks]))
     check_arrays(arrays, str(report.path))
+    if not report.groups.by_pixels_only:  # what was found may lie in both parts of a given split, and is then told
+        train_groups, test_groups = number_groups(joined[~test], joined[test])
+        arrays = replace(arrays, train_groups=train_groups, test_groups=test_groups)
     sites = tuple(site for site in report.sites if site != SERVER)
     numbers = {site: number for number, site in enumerate(sites)} | {SERVER: -1}
     train = [item for item, tested in zip(items, test, strict=True) if not tested]
+    dataset = to_dataset(arrays, name, mirror=True)
     return replace(
-        to_dataset(arrays, name, mirror=True),
+        blank(dataset, dataset.channels, size) if glancing() else dataset,
         sites=sites,
         train_sites=np.array([numbers[item.site] for item in train], np.int64),
         train_files=tuple(str(item.path) for item in train),
+        depth=report.depth,
     )
 
 
-def _held_out(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """The same images whatever the experiment's seed, so that all runs are measured on the same test set."""
-    return hold_out(labels, groups, HELD_OUT, numpy_generator("own data", "test set"))
+def _parts(report: FolderReport) -> Parts:
+    """Which of the usable images are tested with: those given for that, or a part that is held out by whole groups."""
+    items, classes = report.usable, report.classes
+    labels = np.array([classes.index(item.label) if item.label else -1 for item in items], np.int64)
+    if report.has_test:
+        test = np.array([item.part == "test" for item in items])
+        check_given(report.groups.given, test, str(report.path))
+        return Parts(test, np.zeros(len(items), bool))
+    parts = held_out(labels, report.groups.numbers)
+    if not parts.test.any():
+        raise TacitError(
+            f"{report.path}: no labelled image can be held out to test with, because each has copies that are "
+            f"needed in training (equal pixels, or one group). Give more pictures, or a test set"
+            f"{_if_wrong(report)}."
+        )
+    return parts
+
+
+def _if_wrong(report: FolderReport) -> str:
+    return "; or, if these are no groups: " + "; ".join(report.groups.examples) if report.groups.examples else ""

@@ -17,12 +17,13 @@ from PIL import Image
 from tacit.core.errors import TacitError
 from tacit.core.memory_bounds import check_images
 from tacit.core.payload import write_atomically
-from tacit.core.seeds import numpy_generator
-from tacit.data.arrays import hold_out, mean_and_std
-from tacit.data.folder_report import FolderReport, Item
-from tacit.data.images import open_image, pixels
-from tacit.data.own import HELD_OUT, inspect_folder, inspect_table
+from tacit.data.arrays import mean_and_std
+from tacit.data.folder_report import FolderReport
+from tacit.data.groups import NO_GROUPS, held_out
+from tacit.data.images import pixels
+from tacit.data.own import inspect_folder, picture
 from tacit.data.readers import read_npz
+from tacit.data.tables import TABLES
 
 TABLE = "images.csv"  # in a folder: the images, their order and their labels
 FACTS = "facts.toml"
@@ -38,6 +39,7 @@ class Facts:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     mirror: bool = True
+    depth: int = 16  # bits that are used of 16-bit files
 
     def save(self, path: Path) -> None:
         write_atomically(path, tomli_w.dumps(dataclasses.asdict(self)).encode())
@@ -54,12 +56,15 @@ def read_facts(path: Path) -> Facts:
             mean=tuple(float(value) for value in given["mean"]),
             std=tuple(float(value) for value in given["std"]),
             mirror=bool(given.get("mirror", True)),
+            depth=int(given.get("depth", 16)),
         )
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise TacitError(
             f"{path} does not tell the facts of a federation ({type(error).__name__}: {error}). Expected classes, "
-            "channels, size, mean, std and optionally mirror."
+            "channels, size, mean, std and optionally mirror and depth."
         ) from error
+    if facts.depth not in range(8, 17):
+        raise TacitError(f"{path}: depth is {facts.depth}. Expected the bits that 16-bit files use, from 8 to 16.")
     if len(facts.mean) != facts.channels or len(facts.std) != facts.channels or len(facts.classes) < 2:
         raise TacitError(f"{path}: mean and std need one number for each channel, and there must be two classes.")
     return facts
@@ -73,6 +78,14 @@ class PartyData:
     labels: np.ndarray  # int64 [N]
     test_images: np.ndarray
     test_labels: np.ndarray
+    groups: np.ndarray | None = None  # int64 [N]: equal for images that belong together; None: each stands alone
+    test_groups: np.ndarray | None = None
+    about_groups: str = NO_GROUPS  # how that is known, in words
+
+    @property
+    def known_groups(self) -> np.ndarray | None:
+        """The groups, where anything is known of them."""
+        return None if self.about_groups == NO_GROUPS else self.groups
 
     def without_labels(self) -> "PartyData":
         return dataclasses.replace(self, labels=np.full(len(self.labels), -1, np.int64))
@@ -81,18 +94,9 @@ class PartyData:
 def look(path: Path) -> FolderReport:
     """What lies in a party's folder or table; unreadable files and files that are no images are errors."""
     if path.is_dir() and (path / TABLE).is_file():
-        report = inspect_table(path / TABLE)
-    elif path.is_dir():
+        report = inspect_folder(path / TABLE)
+    elif path.is_dir() or path.suffix.lower() in TABLES:
         report = inspect_folder(path)
-        if not report.items and not report.unreadable:  # images that lie loose: a party without labels
-            report.items = [Item(file) for file in report.stray]
-            report.stray = []
-            for item in report.items:
-                image = open_image(item.path)
-                report.sizes[image.size] += 1
-                report.grey, report.colour = report.grey + (image.mode == "L"), report.colour + (image.mode != "L")
-    elif path.suffix.lower() in (".csv", ".parquet"):
-        report = inspect_table(path)
     else:
         raise TacitError(
             f"{path} is no data of a party. Expected a folder with one folder of images for each class (and "
@@ -105,20 +109,34 @@ def look(path: Path) -> FolderReport:
     return report
 
 
-def load_party(path: Path, facts: Facts) -> PartyData:
+def load_party(path: Path, facts: Facts, guess_groups: bool = True) -> PartyData:
     """The images of a party at the size, with the channels and with the class numbers of its federation."""
     if path.suffix.lower() == ".npz":
         return _npz(path, facts)
-    report = look(path)
+    report = dataclasses.replace(look(path), guess_groups=guess_groups)
     items = report.items
+    _check_depth(report, facts, path)
     check_images(len(items), facts.channels, facts.size)
     images = np.empty((len(items), facts.channels, facts.size, facts.size), np.uint8)
     for number, item in enumerate(items):
-        images[number] = pixels(open_image(item.path), facts.size, grey=facts.channels == 1)
-    numbers = _numbers(report.classes, facts, path)
-    labels = np.array([numbers[item.label] if item.label else -1 for item in items], np.int64)
+        images[number] = pixels(picture(item, facts.depth), facts.size, grey=facts.channels == 1)
+    known = _numbers(report.classes, facts, path)
+    labels = np.array([known[item.label] if item.label else -1 for item in items], np.int64)
     test = np.array([item.part == "test" for item in items], bool)
-    return PartyData(images[~test], labels[~test], images[test], labels[test])
+    groups = report.groups
+    numbered = groups.numbers[~test], groups.numbers[test]
+    return PartyData(images[~test], labels[~test], images[test], labels[test], *numbered, "; ".join(groups.remarks))
+
+
+def _check_depth(report: FolderReport, facts: Facts, path: Path) -> None:
+    """16-bit files that would become nearly black, or white, by what the federation agreed on."""
+    bits = max(report.deep, default=facts.depth)
+    if bits > facts.depth or bits + 4 <= facts.depth:
+        raise TacitError(
+            f"{path}: its 16-bit files use {bits} bits, but this federation takes {facts.depth} (the pictures would be "
+            f"nearly {'white' if bits > facts.depth else 'black'}). Write depth = {bits} into the server's {FACTS} if "
+            "that holds for all sites, or save the images with eight bits."
+        )
 
 
 def _numbers(names: Sequence[str], facts: Facts, path: Path) -> dict[str, int]:
@@ -154,7 +172,9 @@ def _npz(path: Path, facts: Facts) -> PartyData:
     if arrays.train_images.shape[1] > facts.channels:
         raise TacitError(f"{path} holds colour images, but this federation works on grey ones.")
     parts = [_fitted(images, facts) for images in (arrays.train_images, arrays.test_images)]
-    return PartyData(parts[0], to_number[arrays.train_labels], parts[1], to_number[arrays.test_labels])
+    labels = to_number[arrays.train_labels], to_number[arrays.test_labels]
+    about = NO_GROUPS if arrays.train_groups is None else "groups are given"
+    return PartyData(parts[0], labels[0], parts[1], labels[1], arrays.train_groups, arrays.test_groups, about)
 
 
 def facts_of(path: Path, image_size: int = 0) -> Facts:
@@ -172,7 +192,9 @@ def facts_of(path: Path, image_size: int = 0) -> Facts:
             f"{path} shows {len(report.classes)} classes, so the federation's classes are not known. Put at least one "
             f"labelled image of each class there, or a file {FACTS} (classes, channels, size, mean, std)."
         )
-    bare = Facts(tuple(report.classes), 1 if report.colour == 0 else 3, image_size or report.size, (), ())
+    bare = Facts(
+        tuple(report.classes), 1 if report.colour == 0 else 3, image_size or report.size, (), (), depth=report.depth
+    )
     party = load_party(path, bare)
     mean, std = mean_and_std(party.images if len(party.images) else party.test_images)
     return dataclasses.replace(bare, mean=mean, std=std)
@@ -181,10 +203,12 @@ def facts_of(path: Path, image_size: int = 0) -> Facts:
 def server_parts(party: PartyData, labels_at_server: bool) -> tuple[np.ndarray, np.ndarray]:
     """Which of the server's own images it trains on and which it tests with, where it has no test set of its own.
 
-    With the labels at the server a fifth of each class is held out, seeded; else all labelled images are for testing.
+    With the labels at the server a fifth of each class is held out by whole groups, seeded; else all labelled images
+    are for testing.
     """
     labeled = np.flatnonzero(party.labels >= 0)
     if not labels_at_server:
         return labeled[:0], labeled
-    test = hold_out(party.labels[labeled], None, HELD_OUT, numpy_generator("own data", "test set"))
+    groups = np.arange(len(party.labels)) if party.groups is None else party.groups
+    test = held_out(party.labels[labeled], groups[labeled]).test
     return labeled[~test], labeled[test]

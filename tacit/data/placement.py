@@ -271,6 +271,11 @@ def _at_some_clients(
     return Placed(_nothing(), clients, {})
 
 
+def deal(labels: np.ndarray, positions: np.ndarray, settings: Data, generator: np.random.Generator) -> list[np.ndarray]:
+    """Deal these positions to all clients, unlabelled, with the partition that the settings name."""
+    return _partition(labels, None, positions, settings, settings.min_size, generator)
+
+
 def _nothing() -> np.ndarray:
     return np.empty(0, np.int64)
 

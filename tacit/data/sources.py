@@ -16,6 +16,7 @@ import numpy as np
 
 from tacit.core.errors import TacitError
 from tacit.core.paths import user_path
+from tacit.core.settings import Data
 from tacit.data import cache
 from tacit.data.arrays import Arrays, arrays_of, channels_first, check_arrays, histogram, to_dataset
 from tacit.data.catalogue import SOURCES, find_source
@@ -33,17 +34,21 @@ def load(
     fetch: bool = True,
     skip_unreadable: bool = False,
     image_size: int = 0,
+    how: Data | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
     """A named data set, or the user's own by its path (a folder, .npz, .csv or .parquet).
 
     `fetch` allows packages and downloads; `skip_unreadable` lets own images go on without the bad files;
-    `image_size` is the size to which own images are read (0: by the rule of docs/data.md); named sets keep theirs.
+    `image_size` is the size to which own images are read (0: by the rule of docs/data.md), and photographs of a named
+    set (isic2018) where it is larger than what is stored of them; other named sets keep theirs. `how` has the other
+    settings by which own data is read (layout, columns, …).
     """
     if is_own(name):
         path = Path(name).expanduser()
-        return load_own(path, skip_unreadable=skip_unreadable, image_size=image_size, progress=progress or silent)
-    return _load_named(find_source(name), root or cache.data_root(), fetch, progress or silent)
+        given = how or Data(skip_unreadable=skip_unreadable, image_size=image_size)
+        return load_own(path, given, progress or silent)
+    return _load_named(find_source(name).at(image_size), root or cache.data_root(), fetch, progress or silent)
 
 
 def get(name: str, *, root: Path | None = None, progress: Progress | None = None) -> Dataset:
@@ -97,7 +102,7 @@ def _load_named(source: Source, root: Path, fetch: bool, progress: Progress, *, 
         return _checked(source, _digits())
     if root.exists() and not root.is_dir():
         raise TacitError(f"{root} is a file, but data goes into a folder: set TACIT_DATA to a folder.")
-    folder = cache.prepared_folder(root, source.name)
+    folder = cache.prepared_folder(root, source.name, source.size)
     if done := _cached(folder, root, repair):
         return done
     if not cache.writable(root):
@@ -110,7 +115,8 @@ def _load_named(source: Source, root: Path, fetch: bool, progress: Progress, *, 
         progress("writing the cache", 0, 0)
         stamps = {path.relative_to(root).as_posix(): _stamp(path) for path in found.files}
         cache.write(folder, dataset, {"source": found.origin, "licence": source.licence, "files": stamps})
-        shutil.rmtree(_download_folder(source, root), ignore_errors=True)
+        if source.read_at is None:  # photographs are kept: another size may be asked for
+            shutil.rmtree(_download_folder(source, root), ignore_errors=True)
         done = cache.read(folder)
         assert done is not None
         return done
@@ -187,13 +193,15 @@ def _obtain(source: Source, root: Path, fetch: bool, progress: Progress) -> _Fou
 
 def _users_files(source: Source, root: Path, progress: Progress) -> _Found | None:
     """From `<name>.npz` or from the official files, if the user put them there."""
-    for place in _places(source, root):
+    for place in (*_places(source, root), *([_download_folder(source, root)] if source.read_at else [])):
         files = _complete(source, place)
         if files is None:
             continue
         progress(f"reading your files in {place}", 0, 0)
         if source.npz in files:
             arrays = read_npz(files[source.npz])
+            if source.size and arrays.train_images.shape[-1] != source.size:
+                continue  # what was made smaller cannot be made larger again: the photographs are looked for
         else:
             assert source.read is not None
             arrays = source.read(files, progress)
@@ -259,11 +267,14 @@ def _present(official: Official, place: Path) -> Path | None:
 
 
 def _complete(source: Source, place: Path) -> dict[str, Path] | None:
-    """The .npz, or all official files, by name; None where something is missing."""
-    if (place / source.npz).is_file():
-        return {source.npz: place / source.npz}
+    """The .npz, or all official files, by name; None where something is missing.
+
+    Where a size was asked for, the official files come first: the .npz may hold smaller images.
+    """
+    npz = {source.npz: place / source.npz} if (place / source.npz).is_file() else None
     files = {official.name: path for official in source.files if (path := _present(official, place))}
-    return files if files and len(files) == len(source.files) else None
+    whole = files if files and len(files) == len(source.files) else None
+    return (whole or npz) if source.size else (npz or whole)
 
 
 def _mismatch(source: Source, arrays: Arrays) -> str:
@@ -318,7 +329,15 @@ def _nowhere(source: Source, root: Path, failures: list[str], fetch: bool) -> st
     present = [path.name for o in source.files for place in _places(source, root) if (path := _present(o, place))]
     found = f" (only {', '.join(present)} is there)" if present else ""
     lines = [f"{source.name} is not here and could not be had:"]
-    lines.append(f"  - the cache has nothing: {cache.prepared_folder(root, source.name)}")
+    lines.append(f"  - the cache has nothing: {cache.prepared_folder(root, source.name, source.size)}")
+    if source.size:
+        lines[0] = f"{source.name} at {source.size}×{source.size} pixels is not here and could not be had:"
+        lines += [
+            f"  - {place / source.npz} is there, but its images are smaller, and enlarging them would add nothing to "
+            "see: write data.image_size = 0 to use them as they are"
+            for place in _places(source, root)
+            if (place / source.npz).is_file()
+        ]
     lines.append(f"  - your files are not there{found}: {_wanted_files(source, root)}")
     lines += [f"  - {failure}" for failure in failures]
     if not fetch:

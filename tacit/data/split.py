@@ -22,6 +22,8 @@ from tacit.core.text import safe
 from tacit.data import placement
 from tacit.data.catalogue import SOURCES
 from tacit.data.dataset import Dataset
+from tacit.data.groups import group_warnings
+from tacit.data.published import PUBLISHED, place_published
 
 FORMAT = "tacit-split-1"
 FEW_IMAGES = 10  # a client with fewer is worth a warning
@@ -94,13 +96,18 @@ class Split:
 
 
 def make_split(dataset: Dataset, settings: Data, seed: int) -> Split:
-    """Draw the split that the settings describe, or load the saved one that they name."""
-    if settings.split:
+    """Draw the split that the settings describe, or load the saved one that they name.
+
+    A published split (`PUBLISHED`) is drawn as well: of it only the counts of the labelled client are known.
+    """
+    if settings.split and settings.split not in PUBLISHED:
         return _saved_split(dataset, settings)
     labels = np.asarray(dataset.train_labels)
     groups = dataset.train_groups
     generator = numpy_generator(seed, "split", "train")
-    if settings.partition == "sites":
+    if settings.split:
+        placed = place_published(labels, settings, generator)
+    elif settings.partition == "sites":
         placed = placement.place_sites(labels, dataset.train_sites, dataset.sites, settings)
     else:
         placed = placement.place(labels, groups, settings, generator)
@@ -110,6 +117,7 @@ def make_split(dataset: Dataset, settings: Data, seed: int) -> Split:
         test = placement.stratified(np.asarray(dataset.test_labels), settings.test_subset, test_generator)
     recipe = {
         **settings.model_dump(mode="json", exclude={"split"}),
+        **({"published": settings.split} if settings.split else {}),
         "train_images": len(labels),
         "test_images": len(dataset.test_labels),
         "site_names": list(dataset.sites) if settings.partition == "sites" else [],
@@ -260,7 +268,8 @@ def title(split: Split) -> str:
     }
     labels = "all labels revealed" if recipe["reveal"] == "all" else holders[recipe["placement"]]
     name = Path(recipe["name"]).name if Path(recipe["name"]).is_absolute() else recipe["name"]
-    return f"{name}: {recipe['partition']}{skew}, {len(split.clients)} clients, {labels}, seed {split.seed}"
+    how = f"{recipe['published']}, the rest " if "published" in recipe else ""
+    return f"{name}: {how}{recipe['partition']}{skew}, {len(split.clients)} clients, {labels}, seed {split.seed}"
 
 
 def party_names(split: Split) -> list[str]:
@@ -312,6 +321,7 @@ def warnings(split: Split, dataset: Dataset) -> list[str]:
         without = sum(len(part.labeled) == 0 for part in split.clients)
         if without:
             found.append(f"{without} of {len(sizes)} clients hold no labelled image.")
+    found += group_warnings(dataset)
     if split.recipe["placement"] != "some-clients" and split.recipe["reveal"] == "none":
         short = split.recipe["labels"] - int(labels_by_class.sum())
         if short > 0 and split.recipe["partition"] != "sites":

@@ -23,7 +23,8 @@ def handover(
     if probs is None:
         return {}
     description = calibrated(describe(plan), probs, labels)
-    figures = measure(probs, labels)
+    groups = plan.dataset.test_groups
+    figures = measure(probs, labels, None if groups is None else groups[plan.split.test])
     page = card(plan, summary, records, figures, description)
     texts = {
         DESCRIPTION: description.to_json(),

@@ -18,8 +18,9 @@ from tacit.core.machine import cpu_type
 from tacit.core.payload import Payload, Weights
 from tacit.core.text import safe
 from tacit.data.federation import Federation
+from tacit.engine import aside
 from tacit.engine.handover import handover
-from tacit.engine.summary import by_client, cpu_seconds_of, run_summary
+from tacit.engine.summary import by_client, by_epoch, cpu_seconds_of, run_summary
 from tacit.engine.validation import refusal_reason
 from tacit.evaluation.scores import score, sum_up, validation_figures
 from tacit.pieces.train import predict
@@ -48,6 +49,7 @@ class Engine:
         self.server_shard = federation.server_shard()
         self.test_labels = federation.test().labels
         self.net_pool = NetPool(plan.setup)
+        self.told: set[str] = set()  # stages of which it was told that the server's optimiser does nothing
 
     def run(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -60,11 +62,11 @@ class Engine:
             state = self._run_stage(stage, first, past) if finished is None else finished
             if finished is None and number < len(self.plan.stages) - 1:
                 self.folder.finish_stage(number, state)
-            past[stage.name] = state
+            past[stage.name] = aside.methods_part(state)
             first = end
         last = self.plan.stages[-1]
         end_of_run = RoundInfo(last.name, last.rounds - 1, last.rounds, first - 1)
-        weights = last.method.server_answer(state, self._hub(end_of_run))
+        weights = aside.best_answer(state) or self._answer(last, state, self._hub(end_of_run))
         summary = run_summary(self.plan, self.folder.records, time.perf_counter() - started)
         tested = weights is not None and len(self.test_labels) > 0
         probs = self.backend.predict_test(weights) if weights is not None and tested else None
@@ -82,19 +84,20 @@ class Engine:
             state = self.folder.state()
         else:
             state = stage.method.server_start(self._hub(RoundInfo(stage.name, -1, stage.rounds, first)), past)
+            aside.check_names(state)
         for number in range(max(done - first, 0), stage.rounds):
             state = self._run_round(stage, RoundInfo(stage.name, number, stage.rounds, first + number), state)
         return state
 
-    def _hub(self, round_info: RoundInfo) -> Hub:
+    def _hub(self, round_info: RoundInfo, state: Payload | None = None) -> Hub:
         self.net_pool.clear()
-        return Hub(self.plan.setup, self.server_shard, round_info, self.net_pool)
+        return Hub(self.plan.setup, self.server_shard, round_info, self.net_pool, aside.memory_in(state or {}))
 
     def _run_round(self, stage: Stage, round_info: RoundInfo, state: Payload) -> Payload:
         """One round, a straight line: send, train, check, merge, evaluate, record."""
         clock = Clock()
-        hub = self._hub(round_info)
-        tasks = stage.method.server_send(state, hub)
+        hub = self._hub(round_info, state)
+        tasks = stage.method.server_send(aside.methods_part(state), hub)
         reached = [task for task in tasks if not self._strikes(round_info, task, "dropout")]
         clock.lap("send")
         outcomes = self.backend.run(
@@ -110,11 +113,14 @@ class Engine:
             merge = self._merge(stage, round_info, state, usable, needed, hub)
             state, usable, hub, skipped = merge.state, merge.used, merge.hub, merge.skipped
             refused += merge.refused
+        if state is not before:
+            state = self._taken_in(stage, state, usable, hub)
         clock.lap("merge")
         scores = self._evaluate(stage, round_info, state, hub) if self._is_evaluated(round_info) else {}
         if state is not before and "loss" in scores and scores["loss"] is None:
             skipped, state = "the merged model's loss is not a number: the model stays", before
             scores = self._evaluate(stage, round_info, state, hub)
+        state = self._with_best(stage, state, hub, scores)
         if self.plan.experiment.evaluate_clients and scores:
             scores |= self._evaluate_clients([outcome.reply for outcome in usable])
         clock.lap("evaluate")
@@ -124,6 +130,7 @@ class Engine:
             "step": round_info.step,
             **scores,
             **sum_up([outcome.audit for outcome in usable if outcome.audit is not None]),
+            **by_epoch(usable),
             "asked": [task.client for task in tasks],
             "answered": [outcome.reply.client for outcome in usable],
             "refused": refused,
@@ -189,7 +196,7 @@ class Engine:
         if not why:
             return Merge(merged, usable, hub)
         for suspect in usable[:MOST_SUSPECTS] if len(usable) > max(needed, 1) else ():
-            again = self._hub(round_info)
+            again = self._hub(round_info, state)
             again.notes, again.pictures = dict(notes), dict(pictures)
             rest = [outcome for outcome in usable if outcome is not suspect]
             merged, still, _ = self._try_merge(stage, state, rest, again)
@@ -211,13 +218,17 @@ class Engine:
     ) -> tuple[Payload, str, Exception | None]:
         """The merged state; or why it cannot be used, and the exception if it was one."""
         self.net_pool.clear()
+        own = aside.methods_part(state)
         try:
-            merged = stage.method.server_merge(state, [outcome.reply for outcome in outcomes], hub)
+            merged = stage.method.server_merge(own, [outcome.reply for outcome in outcomes], hub)
             payload.check(merged)
+            aside.check_names(merged)
+            answered = merged
+            merged = state if merged is own else aside.with_memory(merged, state, hub.next_memory)
             if where := payload.first_not_finite(merged):
                 return merged, f"the server's '{where}' holds NaN or infinity after the merge", None
             self.net_pool.clear()
-            weights = stage.method.server_answer(merged, hub)
+            weights = stage.method.server_answer(answered, hub)
             if weights is not None and not torch.isfinite(self._look(weights)).all():
                 return merged, "the model predicts NaN after the merge", None
         except (TacitError, OSError, MemoryError, torch.OutOfMemoryError):
@@ -225,6 +236,22 @@ class Engine:
         except Exception as error:
             return state, f"the merge failed: {type(error).__name__}: {safe(error)}", error
         return merged, "", None
+
+    def _taken_in(self, stage: Stage, state: Payload, used: Sequence[Outcome], hub: Hub) -> Payload:
+        """A merged state with its answer added to those of earlier rounds, where an average of them is wanted."""
+        settings = self.plan.experiment.server
+        learned = any(outcome.reply.examples > 0 for outcome in used)
+        if learned and not hub.next_memory and not settings.takes_the_mean and stage.name not in self.told:
+            self.told.add(stage.name)
+            log.warning(
+                "Stage '%s' makes its model without hub.mean_model, so that server.name = '%s' is without effect. In a "
+                "method of your own, write hub.mean_model(old, replies) for mean_model(replies).",
+                stage.name,
+                settings.name,
+            )
+        if settings.answer == "last":
+            return state
+        return aside.with_answer(settings, state, stage.method.server_answer(aside.methods_part(state), hub))
 
     def _look(self, weights: Weights) -> torch.Tensor:
         """What a model makes of two images of noise: cheap, and NaN if no number comes out at the end."""
@@ -237,15 +264,30 @@ class Engine:
         last = round_info.round == round_info.rounds - 1
         return last or (round_info.round + 1) % self.plan.experiment.evaluate_every == 0
 
+    def _answer(self, stage: Stage, state: Payload, hub: Hub) -> Weights | None:
+        """The model that is evaluated and shipped: the method's, or its average over rounds (`server.answer`)."""
+        weights = aside.averaged_answer(state)
+        return stage.method.server_answer(aside.methods_part(state), hub) if weights is None else weights
+
     def _evaluate(self, stage: Stage, round_info: RoundInfo, state: Payload, hub: Hub) -> dict[str, Any]:
         self.net_pool.clear()
-        weights = stage.method.server_answer(state, hub)
+        weights = self._answer(stage, state, hub)
         if weights is None:
             return {}
         scores = score(self.backend.predict_test(weights), self.test_labels) if len(self.test_labels) else {}
         if self.plan.split.validation:
             scores |= validation_figures(self.backend.validate(weights))
         return scores
+
+    def _with_best(self, stage: Stage, state: Payload, hub: Hub, scores: Mapping[str, Any]) -> Payload:
+        """The state, with the answer beside it that is the best one so far on the images kept back (`best_by`)."""
+        best_by = self.plan.experiment.best_by
+        if best_by == "test" or stage is not self.plan.stages[-1] or not scores.get("validation_images"):
+            return state
+        self.net_pool.clear()
+        answer = self._answer(stage, state, hub)
+        figure = scores[f"validation_{best_by}"] * (-1 if best_by == "loss" else 1)
+        return aside.with_best(state, answer, figure, scores["validation_images"]) if answer is not None else state
 
     def _evaluate_clients(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """How good each client's model was before the merge, in the order of `answered`. None: it sent no model."""

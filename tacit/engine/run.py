@@ -1,5 +1,6 @@
 """From an experiment to a finished run in a folder."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,19 @@ from tacit.backends import Backend, LocalBackend, PoolBackend
 from tacit.backends.base import one_thread
 from tacit.backends.pool import default_workers
 from tacit.core.machine import change_of_type
+from tacit.core.payload import write_atomically
 from tacit.core.settings import Experiment
 from tacit.data.federation import Federation
+from tacit.data.holdings import FILE as PARTIES
+from tacit.data.holdings import holdings
 from tacit.engine.checks import check_run
 from tacit.engine.loop import Engine
 from tacit.runs.folder import Run
 from tacit.runs.integrity import saved_split
 from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import Plan, prepare
+from tacit.runs.trained import FILE as TRAINED
+from tacit.runs.trained import trained_file
 from tacit.runs.watchers import NullWatcher, Watcher
 from tacit.runs.writer import OpenRun, check_same
 
@@ -45,6 +51,7 @@ def run_plan(
             return Run(out)
         if other := change_of_type(folder.records[-1].get("cpu", "") if folder.records else ""):
             plan = replace(plan, warnings=(*plan.warnings, other))
+        _note_data(plan, out)
         threads = one_thread()
         backend = make_backend(plan, folder)
         try:
@@ -57,6 +64,14 @@ def run_plan(
         return Run(out)
     finally:
         folder.close()
+
+
+def _note_data(plan: Plan, out: Path) -> None:
+    """Who holds what, and of own data which images are learned from: for reports and tests when the images are gone."""
+    if not (out / PARTIES).is_file():
+        write_atomically(out / PARTIES, (json.dumps(holdings(plan.split, plan.dataset)) + "\n").encode())
+    if not (out / TRAINED).is_file() and (digests := trained_file(plan)) is not None:
+        write_atomically(out / TRAINED, digests)
 
 
 def _backend(plan: Plan, folder: OpenRun) -> Backend:

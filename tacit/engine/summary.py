@@ -10,7 +10,7 @@ import torch
 
 from tacit.backends import Outcome
 from tacit.contract.record import IN_SUMMARY
-from tacit.evaluation.scores import accuracies
+from tacit.evaluation.scores import accuracies, epoch_accuracies
 from tacit.runs.plan import Plan
 from tacit.version import __version__
 
@@ -118,6 +118,23 @@ def by_client(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]
             values.setdefault(name, {}).setdefault(str(outcome.reply.client), []).append(float(value))
     means = {name: {who: sum(all_) / len(all_) for who, all_ in each.items()} for name, each in values.items()}
     return {name: {who: x if math.isfinite(x) else None for who, x in each.items()} for name, each in means.items()}
+
+
+def by_epoch(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """How right the accepted pseudo-labels were by local epoch: of all clients, and of each that has several epochs.
+
+    Nothing where labels are given once a round, so that such records stay as they are.
+    """
+    audits: dict[str, list[dict[str, list[float]]]] = {}
+    for outcome in outcomes:
+        if outcome.audit is not None and "known_by_epoch" in outcome.audit:
+            audits.setdefault(str(outcome.reply.client), []).append(outcome.audit)
+    if not audits:
+        return {}
+    return {
+        "pseudo_accuracy_by_epoch": epoch_accuracies([audit for each in audits.values() for audit in each]),
+        "clients_pseudo_accuracy_by_epoch": {client: epoch_accuracies(each) for client, each in audits.items()},
+    }
 
 
 def cpu_seconds_of(clients: Sequence[float | None], server: float) -> float | None:

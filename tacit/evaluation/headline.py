@@ -7,7 +7,7 @@ and what that model would reach stands beside it.
 from collections.abc import Mapping
 from typing import Any
 
-MAJORITY = 0.5
+from tacit.core.formatting import MAJORITY
 
 
 def leads(record: Mapping[str, Any]) -> str:

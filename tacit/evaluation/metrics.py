@@ -166,23 +166,6 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 10) -> list[tuple[int
     return [(count, sure / count, right / count) for count, sure, right in rows if count]
 
 
-def wilson_interval(hits: int, count: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share, by Wilson (1927): also right for few images and shares near 0 or 1.
-
-    >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
-    [0.49, 0.943]
-    >>> wilson_interval(0, 0)
-    (0.0, 1.0)
-    """
-    if not count:
-        return 0.0, 1.0
-    z, share = 1.959964, hits / count
-    centre = share + z * z / (2 * count)
-    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
-
-
 def jensen_shannon(p: Tensor, q: Tensor) -> float:
     """The Jensen-Shannon divergence of two class distributions [K], with the natural logarithm.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from tacit.contract.parties import Labelling
 from tacit.evaluation import metrics
 
+MOST_CLASSES = 20  # of a confusion of pseudo-labels that is recorded each round
 PREDICT_BATCH = 256  # test images are predicted in fixed batches, so that BN policy `batch` gives one answer
 
 
@@ -65,11 +66,14 @@ def audit(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list[f
 
     >>> labelling = Labelling([torch.tensor([0, 1, 2])], [torch.tensor([1, 1, 0])], [torch.tensor([True, True, False])])
     >>> audit(labelling, torch.tensor([1, 0, 0]), 2)
-    {'seen': [1.0, 2.0], 'accepted': [0.0, 2.0], 'right': [0.0, 1.0], 'known': [0.0, 2.0]}
+    {'seen': [1.0, 2.0], 'accepted': [0.0, 2.0], 'right': [0.0, 1.0], 'known': [0.0, 2.0],
+    'mixed': [0.0, 1.0, 0.0, 1.0]}
     >>> sorted(audit(Labelling(named={"local": labelling}), torch.tensor([1, 0, 0]), 2))
     ['local:accepted', 'local:known', 'local:right', 'local:seen']
     """
-    counts = _counts(labelling, truth, classes)
+    counts = {**_counts(labelling, truth, classes), **_by_epoch(labelling, truth)}
+    if counts and classes <= MOST_CLASSES:
+        counts["mixed"] = _mixed(labelling, truth, classes)
     for name, named in labelling.named.items():
         counts |= {f"{name}:{what}": count for what, count in _counts(named, truth, classes).items()}
     return counts or None
@@ -91,6 +95,56 @@ def _counts(labelling: Labelling, truth: Tensor, classes: int) -> dict[str, list
         "right": count(accepted & (label == true)),
         "known": count(accepted & (true >= 0)),
     }
+
+
+def _by_epoch(labelling: Labelling, truth: Tensor) -> dict[str, list[float]]:
+    """Of a client that labels its images more than once in a round: how many were accepted, and right, each time.
+
+    An image is labelled once in a local epoch, so the time is the epoch.
+
+    >>> twice = Labelling([torch.tensor([0, 1]), torch.tensor([1, 0])], [torch.tensor([1, 1])] * 2)
+    >>> twice.accepted.extend([torch.tensor([True, True]), torch.tensor([True, False])])
+    >>> _by_epoch(twice, torch.tensor([1, 0]))
+    {'right_by_epoch': [1.0, 0.0], 'known_by_epoch': [2.0, 1.0]}
+    """
+    if not labelling.index:
+        return {}
+    index, label, accepted = (torch.cat(part) for part in (labelling.index, labelling.label, labelling.accepted))
+    order = torch.argsort(index, stable=True)
+    ranked = index[order]
+    epoch = torch.empty_like(index)
+    epoch[order] = torch.arange(len(index)) - torch.searchsorted(ranked, ranked)  # how often it was there before
+    epochs = int(epoch.max()) + 1 if len(index) else 0
+    if epochs < 2:
+        return {}
+    true = truth[index]
+    which = {"right_by_epoch": accepted & (label == true), "known_by_epoch": accepted & (true >= 0)}
+    return {name: torch.bincount(epoch[these], minlength=epochs).double().tolist() for name, these in which.items()}
+
+
+def epoch_accuracies(audits: Sequence[Mapping[str, Sequence[float]]]) -> list[float | None]:
+    """The share of right labels among the accepted ones, by local epoch; empty where nobody labelled twice.
+
+    >>> epoch_accuracies([{"right_by_epoch": [1.0, 0.0], "known_by_epoch": [2.0, 0.0]}, {"seen": [3.0]}])
+    [0.5, None]
+    """
+    told = [audit for audit in audits if "known_by_epoch" in audit]
+    epochs = max((len(audit["known_by_epoch"]) for audit in told), default=0)
+
+    def total(name: str, epoch: int) -> float:
+        return sum(audit[name][epoch] for audit in told if epoch < len(audit[name]))
+
+    pairs = [(total("right_by_epoch", epoch), total("known_by_epoch", epoch)) for epoch in range(epochs)]
+    return [right / known if known else None for right, known in pairs]
+
+
+def _mixed(labelling: Labelling, truth: Tensor, classes: int) -> list[float]:
+    """Accepted labels by true class, then by the class that was given, in a row: counts [K · K]."""
+    index, label, accepted = (torch.cat(part) for part in (labelling.index, labelling.label, labelling.accepted))
+    true = truth[index]
+    which = accepted & (true >= 0)
+    counts: list[float] = torch.bincount(true[which] * classes + label[which], minlength=classes**2).double().tolist()
+    return counts
 
 
 def accuracies(counts: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -117,6 +171,8 @@ def sum_up(audits: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
     collected: dict[str, list[Sequence[float]]] = {}
     for counts in audits:
         for key, count in counts.items():
+            if key.endswith("_by_epoch"):  # as many as there were epochs, not as there are classes
+                continue
             collected.setdefault(key, []).append(count)
     total = {key: torch.tensor(counts, dtype=torch.float64).sum(dim=0) for key, counts in collected.items()}
     result: dict[str, Any] = {}
@@ -132,4 +188,7 @@ def sum_up(audits: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
                 float(k / n) if n > 0 else None for k, n in zip(total["accepted"], total["seen"], strict=True)
             ],
         }
+        mixed = total.get("mixed")
+        if mixed is not None and mixed.sum() > 0:
+            result["pseudo_confusion"] = mixed.reshape(len(right), -1).long().tolist()
     return {**result, **accuracies({key: count.tolist() for key, count in total.items()})}

@@ -13,10 +13,13 @@ from torch import Tensor
 from tacit.core.errors import TacitError
 from tacit.core.text import safe
 from tacit.data.arrays import channels_first
+from tacit.data.columns import read_table
 from tacit.data.folder_report import Item
-from tacit.data.images import ENDINGS, is_grey, pixels, why_unreadable
-from tacit.data.own import picture, table_rows
+from tacit.data.images import is_grey, is_image, pixels, why_unreadable
+from tacit.data.names import is_hidden
+from tacit.data.own import picture
 from tacit.data.readers import npz_arrays
+from tacit.data.tables import TABLES
 from tacit.inference.model import Description
 
 ARRAYS = ("images", "x", "x_test", "x_train")  # where an .npz may have its images
@@ -34,8 +37,9 @@ def _collect(place: Path) -> Iterator[Item]:
         raise TacitError(f"There is nothing at {place}. Expected an image, a folder, a .csv, a .parquet or an .npz.")
     if place.is_dir():
         yield from (Item(path) for path in image_files(place))
-    elif ending in (".csv", ".parquet"):
-        yield from (Item(place.parent / row["path"]) for row in table_rows(place, needed=("path",)))
+    elif ending in TABLES:
+        table = read_table(place, needed=("path",))
+        yield from (Item(table.files.look(row["path"]) or place.parent / row["path"]) for row in table.rows)
     elif ending == ".npz":
         yield from _arrays(place)
     else:
@@ -46,8 +50,8 @@ def image_files(folder: Path) -> list[Path]:
     """Files that are images by their names, at any depth, without hidden ones."""
     found = []
     for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(place, f) for f in sorted(files) if Path(f).suffix.lower() in ENDINGS and not f.startswith(".")]
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        found += [Path(place, name) for name in sorted(files) if is_image(Path(place, name))]
     return found
 
 
@@ -82,7 +86,7 @@ def read(items: Sequence[Item], description: Description) -> tuple[Tensor, list[
     faults = []
     for number, item in enumerate(items):
         try:
-            images[number] = prepared(picture(item), description)
+            images[number] = prepared(picture(item, description.depth), description)
             faults.append("")
         except Exception as error:  # Pillow's decoders raise errors of every kind on damaged files
             faults.append(why_unreadable(error, item.path))

@@ -3,9 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from tacit.data.groups import halves
 from tacit.evaluation import metrics
+from tacit.evaluation.interval import wilson_interval
 from tacit.inference.calibrate import at_temperature, fit_temperature
 from tacit.inference.model import Description
 
@@ -22,29 +26,41 @@ def calibrated(description: Description, probs: Tensor, labels: Tensor) -> Descr
     return replace(description, temperature=round(fit_temperature(probs, labels), 4), calibrated_on=len(labels))
 
 
-def measure(probs: Tensor, labels: Tensor) -> dict[str, Any]:
+def measure(probs: Tensor, labels: Tensor, groups: np.ndarray | None = None) -> dict[str, Any]:
     """All that a card tells about a model on test images, as plain numbers.
 
-    `ece_calibrated` is honest: each half of the images is scaled by the temperature of the other half.
+    `ece_calibrated` is honest: each half of the images is scaled by the temperature of the other half, and no group
+    has images in both.
     """
     right = int((probs.argmax(dim=1) == labels).sum())
-    enough = len(labels) >= 2 * ENOUGH_LABELS
+    crossed = cross_calibrated(probs, labels, groups)
     return {
         "images": len(labels),
         "accuracy": right / len(labels) if len(labels) else None,
-        "interval": list(metrics.wilson_interval(right, len(labels))),
+        "interval": list(wilson_interval(right, len(labels))),
         "confusion": metrics.confusion(probs, labels).tolist(),
         "reliability": [list(row) for row in metrics.reliability(probs, labels)],
         "ece": metrics.expected_calibration_error(probs, labels) if len(labels) else None,
-        "ece_calibrated": metrics.expected_calibration_error(cross_calibrated(probs, labels), labels)
-        if enough
-        else None,
+        "ece_calibrated": None if crossed is None else metrics.expected_calibration_error(crossed, labels),
     }
 
 
-def cross_calibrated(probs: Tensor, labels: Tensor) -> Tensor:
-    """Every image at the temperature of images that it is not among: the even ones' for the odd ones, and back."""
+def cross_calibrated(probs: Tensor, labels: Tensor, groups: np.ndarray | None = None) -> Tensor | None:
+    """Every image at the temperature of images that it is not among: one half's for the other, and back. Images of one
+    group are in one half. None where a half has too few labels for a temperature.
+
+    >>> sure = torch.tensor([[0.9, 0.1]]).expand(120, 2)
+    >>> labels = torch.tensor([0, 0, 0, 1]).repeat(30)                       # says 90 %, is right three times in four
+    >>> found = cross_calibrated(sure, labels, np.arange(120) // 4)
+    >>> None if found is None else found[0]
+    tensor([0.7500, 0.2500])
+    >>> cross_calibrated(sure, labels, np.zeros(120)) is None                # one group: there is no other half
+    True
+    """
+    first, second = (torch.from_numpy(half) for half in halves(groups, len(labels)))
+    if min(len(first), len(second)) < ENOUGH_LABELS:
+        return None
     scaled = probs.clone()
-    for own, other in ((slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))):
+    for own, other in ((first, second), (second, first)):
         scaled[own] = at_temperature(probs[own], fit_temperature(probs[other], labels[other]))
     return scaled

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tacit import nets
 from tacit.core.errors import TacitError
 from tacit.core.payload import Weights, difference, write_atomically
-from tacit.core.text import safe
+from tacit.core.text import as_word, safe
 from tacit.data.arrays import check_class_names
 from tacit.data.images import RULE
 from tacit.runs.folder import Run
@@ -44,14 +44,17 @@ class Description:
     net: dict[str, Any]
     temperature: float = 1.0
     calibrated_on: int = 0  # held-out labels that the temperature was fitted on; 0: none
+    calibrated_later: bool = False  # on other labels than those of the run's own test images
     data: str = ""
     method: str = ""
+    depth: int = 16  # bits that are used of 16-bit files
 
     @property
     def rule(self) -> str:
         """How an image of any size becomes what the net sees, in words."""
         colours = "grey" if self.channels == 1 else "RGB"
-        return f"{colours}; {RULE.format(size=self.size)}; unsigned bytes"
+        deep = f"; of 16-bit files the upper 8 of {self.depth} bits" if self.depth < 16 else ""
+        return f"{colours}; {RULE.format(size=self.size)}; unsigned bytes{deep}"
 
     @property
     def depends_on_batch(self) -> bool:
@@ -86,6 +89,8 @@ class Description:
         check_class_names(self.classes, "it")
         if self.channels not in (1, 3) or type(self.size) is not int or not 1 <= self.size <= LARGEST_SIDE:
             raise ValueError(f"channels must be 1 or 3, and size a number from 1 to {LARGEST_SIDE}")
+        if self.depth not in range(8, 17):
+            raise ValueError("depth must be a number of bits from 8 to 16")
         numbers = [*self.mean, *self.std, self.temperature]
         if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
             raise ValueError("mean, std and temperature must be numbers")
@@ -106,6 +111,7 @@ def describe(plan: Plan) -> Description:
         net=plan.experiment.net.model_dump(),
         data=plan.dataset.name,
         method=Path(plan.experiment.method["name"]).stem,
+        depth=plan.dataset.depth,
     )
 
 
@@ -185,7 +191,8 @@ def load_model(place: Path) -> Model:
             "runs; they lie in runs/ unless --out said otherwise."
         )
     if not weights.is_file():
-        raise TacitError(f"The run in {place} is not finished, so it has no model yet. Go on: tacit resume {place}")
+        again = f"tacit resume {as_word(place)}"
+        raise TacitError(f"The run in {place} is not finished, so it has no model yet. Go on: {again}")
     return _model(read_description(place) or _described_again(place), weights, place)
 
 

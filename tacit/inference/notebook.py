@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.core.errors import TacitError
+from tacit.core.text import as_word
 from tacit.evaluation.headline import headline
 from tacit.inference.images import as_items
 from tacit.inference.model import Model, load_model
@@ -50,7 +51,7 @@ class NotebookRun(Run):
         path = self.folder / "card.md"
         if not path.is_file():
             raise TacitError(
-                f"There is no card in {self.folder}: the run is not finished (tacit resume {self.folder})."
+                f"There is no card in {self.folder}: the run is not finished (tacit resume {as_word(self.folder)})."
             )
         return path.read_text()
 

@@ -2,17 +2,18 @@
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from tacit.core.errors import TacitError
 from tacit.core.paths import check_file
 from tacit.core.payload import write_atomically
-from tacit.core.text import as_bytes, csv_text
+from tacit.core.text import as_bytes, as_word, csv_text
 from tacit.data.download import Progress, silent
 from tacit.data.folder_report import Item
 from tacit.inference.images import read
@@ -83,7 +84,7 @@ def check_output(path: Path) -> None:
     check_file(path)
     if path.suffix.lower() not in ENDINGS:
         raise TacitError(
-            f"{path}: predictions are written as {', '.join(ENDINGS)}. Write -o {path.with_suffix('.csv')}."
+            f"{path}: predictions are written as {', '.join(ENDINGS)}. Write -o {as_word(path.with_suffix('.csv'))}."
         )
     if path.suffix.lower() == ".parquet":
         _pyarrow()
@@ -125,9 +126,16 @@ def _columns(found: Predictions) -> list[str]:
 
 
 def predict_items(
-    model: Model, items: Sequence[Item], abstain: float = 0.0, progress: Progress = silent
+    model: Model,
+    items: Sequence[Item],
+    abstain: float = 0.0,
+    progress: Progress = silent,
+    seen: Callable[[Tensor], None] | None = None,
 ) -> Predictions:
-    """Read and predict a batch at a time: any number of images needs the memory of one batch and of the answers."""
+    """Read and predict a batch at a time: any number of images needs the memory of one batch and of the answers.
+
+    `seen` is shown each image as the net sees it, in order.
+    """
     if not 0 <= abstain <= 1:
         raise TacitError(f"abstain = {abstain:g}, but a confidence lies between 0 and 1. Write 0.8, for example.")
     probs = np.full((len(items), len(model.description.classes)), np.nan, np.float32)
@@ -138,6 +146,9 @@ def predict_items(
         good = [number for number, fault in enumerate(wrong) if not fault]
         probs[[start + number for number in good]] = model.probabilities(images[good]).numpy()
         faults += wrong
+        if seen is not None:
+            for image in images:
+                seen(image)
         progress("predicting", start + len(part), len(items))
     names = tuple(str(item.path) for item in items)
     return Predictions(names, model.description.classes, probs, tuple(faults), abstain)

@@ -96,7 +96,7 @@ class ByolStage(Byol, FeatureStage):
             target,
             images,
             view=getattr(me.views, f"{self.view}_view"),
-            optimizer=me.optimizer(online),
+            optimizer=me.optimizer(online, steps=me.steps(len(images))),
             epochs=me.epochs,
             batch=me.train.batch,
             clip=me.train.clip,

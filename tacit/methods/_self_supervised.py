@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tacit.contract.method import UNKNOWN, AtLeastOne, Held, Method, Reply, Stage, Task, mean_model
+from tacit.contract.method import UNKNOWN, AtLeastOne, Held, Length, Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.nets import Net
@@ -26,7 +26,7 @@ class SelfSupervised(Method):
     parties' mean by number of labels, as in FedAvg; a server that holds labels is one of them.
     """
 
-    feature_rounds: Annotated[AtLeastOne, "rounds in which features are learned without labels"] = 100
+    feature_rounds: Annotated[AtLeastOne, Length(), "rounds in which features are learned without labels"] = 100
     head: Annotated[Literal["linear", "finetuned"], "the labels train the head alone, or the whole net"] = "linear"
 
     def features(self) -> Method:
@@ -51,9 +51,10 @@ class SelfSupervised(Method):
         return self._classify(task.weights("model"), me)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
-        own = [self._classify(weights_in(state, "model"), hub)] if len(hub.shard.labeled) else []
+        before = weights_in(state, "model")
+        own = [self._classify(before, hub)] if len(hub.shard.labeled) else []
         parties = [*replies, *own]
-        return {"model": mean_model(parties)} if any(party.examples for party in parties) else state
+        return {"model": hub.mean_model(before, parties)} if any(party.examples for party in parties) else state
 
     def _classify(self, weights: Weights, side: Client | Hub) -> Reply:
         model, labeled = side.model(weights), side.shard.labeled
@@ -66,7 +67,7 @@ class SelfSupervised(Method):
                 labeled.images,
                 labeled.labels,
                 view=side.views.weak_view,
-                optimizer=side.optimizer(model.head),
+                optimizer=side.optimizer(model.head, steps=side.steps(len(labeled))),
                 epochs=side.epochs,
                 batch=side.train.batch,
                 clip=side.train.clip,
@@ -94,7 +95,8 @@ class FeatureStage(Method):
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         if not any(reply.examples > 0 for reply in replies):
             return state
-        return {**state, **{name: mean_model(replies, name=name) for name in self.averaged}}
+        nets = {name: hub.mean_model(weights_in(state, name), replies, name=name) for name in self.averaged}
+        return {**state, **nets}
 
     def server_answer(self, state: Payload, hub: Hub) -> None:
         return None  # no classifier yet

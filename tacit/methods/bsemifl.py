@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.contract.method import Count, NotNegative, Reply, Share, Task
+from tacit.contract.method import NotNegative, Reply, Rounds, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, tensor_in, weights_in
 from tacit.methods.semifl import SemiFL
@@ -32,7 +32,7 @@ class BSemiFL(SemiFL):
     weigh: Annotated[Literal["alike", "accepted"], "clients in the mean: all alike, or by accepted labels"] = "accepted"
     server_momentum: Annotated[Share, "momentum of the global model's steps"] = 0.0
     strategy: Annotated[Strategy, "how the two models' predictions are joined"] = "bayes"
-    warmup: Annotated[Count, "first rounds, in which the global model labels alone"] = 20
+    warmup: Annotated[Rounds, "first rounds, in which the global model labels alone"] = 20
     local_closeness: Annotated[
         Literal["equation-13", "algorithm-1"], "f/(f + Q), or f/Q as the algorithm box prints it"
     ] = "equation-13"

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -12,15 +13,16 @@ from torch import Tensor, nn
 from tacit.contract.method import (
     UNKNOWN,
     Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
-    mean_model,
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
@@ -28,11 +30,11 @@ from tacit.methods.fixmatch import Accept
 from tacit.nets.optimizer import SGD, momentum_of
 from tacit.pieces.aggregate import residual, shares
 from tacit.pieces.consistency import endless_batches, learn_by_batch, two_view_batches
-from tacit.pieces.debias import average_prediction, debiasing
+from tacit.pieces.debias import debiasing
 from tacit.pieces.label import PseudoLabels, class_counts
 from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.threshold import class_shares
-from tacit.pieces.train import pull_back
+from tacit.pieces.train import predict, pull_back
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,15 @@ class CBAFed(Method):
     residual_client: Annotated[Share, "share of the weights some epochs ago (0: off)"] = 0.8
     residual_server: Annotated[Share, "share of the global model some rounds ago (0: off)"] = 0.5
     residual_every: Annotated[Count, "after so many epochs, and so many rounds (0: never)"] = 5
-    warmup: Annotated[Count, "rounds of labelled parties alone before"] = 1
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 501
+    warmup: Annotated[Rounds, "rounds of labelled parties alone before"] = 1
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 501
     labeled_epochs: Annotated[Count, "epochs on labels alone in a round (0: train.epochs)"] = 11
     unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.02
     keep_momentum: Annotated[bool, "clients keep their momentum from round to round"] = False
     debias: Annotated[bool, "divide the model's mean prediction on the client's images out first (FedDB)"] = False
+    debias_prior: Annotated[Literal["fixed", "moving"], "batch-wise, that mean stays for the round, or follows"] = (
+        "fixed"
+    )
 
     citation: ClassVar[str] = (
         "Li et al., Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning, CVPR 2023"
@@ -70,10 +75,12 @@ class CBAFed(Method):
     server_sends: ClassVar = {"model": "weights", "thresholds?": "[K]", "shares?": "[K]"}
     client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
     client_keeps: ClassVar = {"momentum?": "any"}
-    presets: ClassVar = {  # what the paper sets otherwise (SGD, rate, batch, clip) are tacit's defaults
-        "paper": {"rounds": 500, "net.name": "resnet18", "net.norm": "bn", "views.weak": "resize-crop"},
-        "released": {"rounds": 501, "keep_momentum": True, "tail_plain": True, "views.flip": "yes"},
-        "several": {"warmup": 50, "warmup_epochs": 11},  # several labelled parties: they must meet now and then
+    # What the paper sets otherwise (SGD, rate, batch, clip) are tacit's defaults. Rounds are counted from 0 and merged
+    # at 5, 10, …: of 501, as in the released code, the last one ends with a merge.
+    presets: ClassVar = {
+        "paper": {"rounds": 501, "net.name": "resnet18", "net.norm": "bn", "views.weak": "resize-crop"},
+        "released": {"keep_momentum": True, "tail_plain": True, "views.flip": "yes"},
+        "several": {"warmup": 51, "warmup_epochs": 11},  # several labelled parties: they must meet now and then
         "smoke": {
             "warmup": 2,
             "warmup_epochs": 3,
@@ -117,9 +124,13 @@ class CBAFed(Method):
         if not len(me.shard.unlabeled):
             return self.learn_labels(weights, memory, me)
         model, images = me.model(weights), me.shard.unlabeled
-        optimizer = me.optimizer(model, me.scheduled(self.unlabeled_lr), weights_in(memory, "momentum", missing={}))
+        momentum, steps = weights_in(memory, "momentum", missing={}), me.steps(len(images))
+        known = steps if self.labels == "batch" else 0  # fixed labels: only when it is known how many were accepted
+        optimizer = me.optimizer(model, me.scheduled(self.unlabeled_lr), momentum, known)
         thresholds, tail = task.tensor("thresholds").to(me.device), self._tail(task.tensor("shares")).to(me.device)
-        debiased = debiasing(average_prediction(me.predict(model, images)), len(images)) if self.debias else None
+        look = partial(predict, model, images, partial(me.views.weak_view, generator=me.rng("prior views")))
+        moving = self.debias_prior == "moving"
+        debiased = debiasing(look, at_once=self.labels != "batch", moving=moving) if self.debias else None
 
         def accept(index: Tensor, probs: Tensor) -> PseudoLabels:
             label, accepted = balanced_labels(probs if debiased is None else debiased(probs), thresholds, tail)
@@ -178,7 +189,7 @@ class CBAFed(Method):
         hub.note(party_weights=weights)
         if not any(weights):
             return state
-        model = mean_model(parties, weights)
+        model = hub.mean_model(weights_in(state, "model"), parties, weights)
         anchor = weights_in(state, "anchor") if "anchor" in state else model  # no warm-up: the first model
         counts = torch.stack([party.tensor("counts") for party in parties]).sum(dim=0)
         if self.residual_server and self.residual_every and hub.round and hub.round % self.residual_every == 0:
@@ -194,8 +205,7 @@ class CBAFed(Method):
         return self._reply(model, optimizer, side.shard.labeled.labels, loss, side)
 
     def _reply(self, model: nn.Module, optimizer: SGD, labels: Tensor, loss: float, side: Party) -> Reply:
-        held = len(side.shard.labeled) + len(side.shard.unlabeled)
-        examples = len(labels) if self.count == "trained" else held
+        examples = len(labels) if self.count == "trained" else side.shard.held
         return Reply(
             send={"model": side.weights(model), "counts": class_counts(labels, side.classes)},
             examples=examples + (self.labeled_boost - 1.0) * len(side.shard.labeled),

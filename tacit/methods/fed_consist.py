@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import nn
 
-from tacit.contract.method import Reply, Share, mean_model
+from tacit.contract.method import Reply, Share
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, weights_in
 from tacit.methods.fixmatch import Accept, FixMatch
@@ -24,7 +24,7 @@ class FedConsist(FixMatch):
     """
 
     view: Annotated[Literal["strong", "weak"], "on which a pseudo-label is learned batch-wise"] = "strong"
-    labeled_share: Annotated[Share, "of the weight, for the labelled parties together"] = 0.5
+    labeled_share: Annotated[Share, "least weight of the labelled parties together"] = 0.5
     plus: Annotated[bool, "Fed-Consist+: fixed pseudo-labels, no extra weight for labelled parties"] = False
 
     citation: ClassVar[str] = (
@@ -46,7 +46,8 @@ class FedConsist(FixMatch):
         examples = [party.examples for party in parties]
         weights = shares(examples) if self.plus else labeled_shares(examples, labeled, self.labeled_share)
         hub.note(party_weights=weights)
-        return {"model": mean_model(parties, weights)} if any(weights) else state
+        old = weights_in(state, "model")
+        return {"model": hub.mean_model(old, parties, weights)} if any(weights) else state
 
     def learned_view(self, me: Client) -> View:
         return me.views.strong_view if self.view == "strong" else me.views.weak_view
@@ -58,5 +59,5 @@ class FedConsist(FixMatch):
         label, accepted = accept(torch.arange(len(images)), me.predict(model, views))
         fixed = torch.cat([views[accepted], me.views.raw_weak(labeled.images, generator)])
         labels = torch.cat([label[accepted], labeled.labels])
-        optimizer, as_it_is = me.optimizer(model), me.views.plain_view
+        optimizer, as_it_is = me.optimizer(model, self.rate(me)), me.views.plain_view
         return len(labels), me.fit(model, fixed, labels, view=as_it_is, optimizer=optimizer, generator=generator)

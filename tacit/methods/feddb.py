@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.contract.method import Count, Method, NotNegative, Reply, Share, Task, mean_model
+from tacit.contract.method import Count, Method, NotNegative, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.nets.optimizer import clip_gradient, give_momentum, momentum_of, trained_by
@@ -102,6 +102,7 @@ class FedDB(Method):
         chunk = 0 if needs_whole_batch(model) else self.chunk
         size = self.batch if len(accepted_images) else self.batch_without_kept or self.batch
         share = 1.0 if self.loss_over == "kept" else len(accepted_images) / max(len(unlabeled), 1)
+        optimizer.expect(max(me.steps(count, size or count) for count in (len(labeled), len(accepted_images))))
         losses: list[float] = []
         for _ in range(me.epochs):  # Algorithm 3, lines 11 to 16
             app_u = moving_prediction(app_u, self._predict(model, watched, me, plain_weak), self.app_momentum)
@@ -132,7 +133,8 @@ class FedDB(Method):
         trained = torch.tensor([reply.examples > 0 for reply in replies])
         if trained.any():
             weights[trained] = balancing_weights(app_u[trained], self.dma, self.pull)  # Eq. 16
-            state = self._step(state, mean_model(replies, weights.tolist()))  # Eq. 17
+            mean = hub.mean_model(weights_in(state, "model"), replies, weights.tolist())  # Eq. 17
+            state = self._step(state, mean)
             equal = uniform_weights(app_u[trained])
             hub.note(imbalance=imbalance(app_u, weights), imbalance_if_equal=imbalance(app_u[trained], equal))
         hub.note(client_weights=weights, app_u=app_u)

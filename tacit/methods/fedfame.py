@@ -45,15 +45,14 @@ class FedFAME(Method):
 
     def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         weights = task.weights("model")
-        model, images, labeled = me.model(weights), me.shard.unlabeled, me.shard.labeled
+        model, images = me.model(weights), me.shard.unlabeled
         if len(images):
             loss = self._learn(model, weights, weights_in(memory, "past") if "past" in memory else None, me)
         else:
             loss = self._fit_plain(model, me)
         sent = me.weights(model)
         past = {name: tensor.clone() for name, tensor in sent.items()}
-        examples = len(images) + len(labeled)
-        return Reply(send={"model": sent}, examples=examples, keep={"past": past}, metrics={"loss": loss})
+        return Reply(send={"model": sent}, examples=me.shard.held, keep={"past": past}, metrics={"loss": loss})
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         merged = super().server_merge(state, replies, hub)
@@ -83,7 +82,8 @@ class FedFAME(Method):
 
         plain, size, loss = me.views.plain_view, me.train.batch, 0.0
         own = endless_batches(me.shard.labeled.images, me.shard.labeled.labels, size, plain, me.rng("labeled views"))
-        optimizer, chance = me.optimizer(model), me.rng("unlabeled views")
+        optimizer = me.optimizer(model, steps=me.steps(len(me.shard.unlabeled)))
+        chance = me.rng("unlabeled views")
         for _ in range(me.epochs):
             epoch = two_view_batches(me.shard.unlabeled, size, plain, None, chance)
             loss = learn_by_batch(

@@ -14,15 +14,16 @@ from tacit.contract.method import (
     UNKNOWN,
     AtLeastOne,
     Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
-    mean_model,
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
@@ -44,7 +45,7 @@ class FedIRM(Method):
     """
 
     weight: Annotated[NotNegative, "of the unlabelled loss, after the ramp (lambda)"] = 15.0
-    ramp: Annotated[Count, "rounds until the unlabelled loss has its full weight (0: at once)"] = 30
+    ramp: Annotated[Rounds, "rounds until the unlabelled loss has its full weight (0: at once)"] = 30
     relation_weight: Annotated[NotNegative, "of the relation term beside the teacher's (0: teacher alone)"] = 1.0
     decay: Annotated[Share, "of the teacher"] = 0.99
     temperature: Annotated[Positive, "of a class's mean logits in the relation matrix (tau)"] = 2.0
@@ -57,8 +58,8 @@ class FedIRM(Method):
     weigh: Annotated[Literal["alike", "half", "examples"], "all alike; labelled half; by images"] = "alike"
     unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.02
     labeled_epochs: Annotated[Count, "epochs on labels alone in a round (0: train.epochs)"] = 0
-    warmup: Annotated[Count, "rounds of labelled parties alone before"] = 20
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of labelled parties alone before"] = 20
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
 
     citation: ClassVar[str] = (
         "Liu et al., Federated Semi-supervised Medical Image Classification via Inter-client Relation Matching, "
@@ -111,14 +112,16 @@ class FedIRM(Method):
         known = known_rows(relation)[:, None]  # of a class that nobody told about now, what was told last stays
         relation = torch.where(known, relation, tensor_in(state, "relation"))
         hub.note(party_weights=ways[self.weigh], relation_diagonal=relation.diagonal())
-        model = mean_model(parties, ways[self.weigh]) if any(examples) else state["model"]
+        model = weights_in(state, "model")
+        model = hub.mean_model(model, parties, ways[self.weigh]) if any(examples) else model
         return {"model": model, "relation": relation}
 
     def learn_labels(self, weights: Weights, side: Client | Hub) -> Reply:
         """A labelled party's round: cross-entropy on two views, and on the way the relation of the classes."""
         model, own = side.model(weights), self._labels(side)
-        optimizer, losses = side.optimizer(model), list[float]()
-        for loss in own.losses(model, self.labeled_epochs or side.epochs):
+        epochs, losses = self.labeled_epochs or side.epochs, list[float]()
+        optimizer = side.optimizer(model, steps=side.steps(len(own.labels), epochs=epochs))
+        for loss in own.losses(model, epochs):
             optimizer_step(model, optimizer, loss, side.train.clip)
             losses.append(float(loss.detach()))
         send: Payload = {"model": side.weights(model), "relation": own.relation(side.classes)}
@@ -144,13 +147,14 @@ class FedIRM(Method):
             return strength * loss + (next(label_losses) if len(own.labels) else 0.0)
 
         epochs = (two_view_batches(images, me.train.batch, weak, weak, chance) for _ in range(me.epochs))
-        optimizer, clip = me.optimizer(model, me.scheduled(self.unlabeled_lr)), me.train.clip
+        rate, clip = me.scheduled(self.unlabeled_lr), me.train.clip
+        optimizer = me.optimizer(model, rate, steps=me.steps(len(images)))
         loss, _ = learn_with_teacher(
             model, slow, chain.from_iterable(epochs), loss_of, optimizer=optimizer, clip=clip, decays=repeat(self.decay)
         )
         send: Payload = {"relation": own.relation(me.classes)} if len(own.labels) else {}
-        send, held = {"model": me.weights(model), **send}, len(own.labels) + len(images)
-        return Reply(send=send, examples=held, keep={"teacher": weights_of(slow)}, metrics={"loss": loss})
+        send = {"model": me.weights(model), **send}
+        return Reply(send=send, examples=me.shard.held, keep={"teacher": weights_of(slow)}, metrics={"loss": loss})
 
     def _labels(self, side: Party) -> "RelatedLabels":
         mine, view, chance = side.shard.labeled, side.views.weak_view, side.rng("labeled views")

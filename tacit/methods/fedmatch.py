@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
@@ -10,13 +11,13 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from tacit.contract.method import AtLeastOne, Count, Method, NotNegative, Reply, Share, Task, mean_model
+from tacit.contract.method import AtLeastOne, Count, Method, NotNegative, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.pieces.aggregate import shares, stacked, unstacked
 from tacit.pieces.debias import average_prediction, debias, debiasing
 from tacit.pieces.label import PseudoLabels, confident
-from tacit.pieces.train import batches, optimizer_step
+from tacit.pieces.train import batch_count, batches, optimizer_step, predict
 
 Ties = Literal["local", "lowest"]
 
@@ -45,6 +46,9 @@ class FedMatch(Method):
     remember: Annotated[Count, "the server remembers the psi of so many clients, the latest (0: of all)"] = 0
     ties: Annotated[Ties, "without a majority: the local model's class, or the lowest number"] = "local"
     debias: Annotated[bool, "FedDPL: divide each model's predictions by their mean before threshold and vote"] = False
+    debias_prior: Annotated[Literal["fixed", "moving"], "the client's own mean stays for the round, or follows"] = (
+        "fixed"
+    )
 
     citation: ClassVar[str] = (
         "Jeong et al., Federated Semi-Supervised Learning with Inter-Client Consistency & Disjoint Learning, ICLR 2021"
@@ -94,7 +98,8 @@ class FedMatch(Method):
         if not images:
             return Reply(send={"sigma": self._learn_labels(sigma, psi, me)}, examples=labels)
         model = Decomposed(me.model(sigma), sigma, psi)
-        optimizer, order, chance = me.optimizer(model), me.rng("order"), me.rng("views")
+        steps = me.steps(labels) + me.steps(images, unlabeled_batch(labels, images, me.train.batch))
+        optimizer, order, chance = me.optimizer(model, steps=steps), me.rng("order"), me.rng("views")
         advice = self._ask(model, task, me)
         for _ in range(me.epochs):
             for known, unknown in disjoint_batches(labels, images, me.train.batch, order):
@@ -114,7 +119,7 @@ class FedMatch(Method):
         for name in parts:
             parties = [reply for reply in replies if name in reply.send and reply.examples > 0]
             if parties:
-                parts[name] = mean_model(parties, shares([1.0] * len(parties)), name)
+                parts[name] = hub.mean_model(parts[name], parties, shares([1.0] * len(parties)), name)
         memory = self._remember(state, replies, hub)
         return {**state, "sigma": self._learn_labels(**parts, side=hub), "psi": parts["psi"], "memory": memory}
 
@@ -149,14 +154,19 @@ class FedMatch(Method):
         others = unstacked(task.weights("helpers")) if "helpers" in task.send else []
         predictions = [me.predict(me.model(joined(sigma, psi)), images) for psi in others]
         helpers = torch.stack(predictions) if predictions else torch.zeros(0, len(images), me.classes, device=me.device)
-        return advice_of(helpers, self.threshold, me.predict(model, images) if self.debias else None)
+        look = partial(predict, model, images, partial(me.views.weak_view, generator=me.rng("prior views")))
+        moving = self.debias_prior == "moving"
+        return advice_of(
+            helpers, self.threshold, debiasing(look, at_once=False, moving=moving) if self.debias else None
+        )
 
     def _learn_labels(self, sigma: Weights, psi: Weights, side: Client | Hub) -> Weights:
         """Sigma after training on this side's labels alone; as it was where there are none."""
         if not len(side.shard.labeled):
             return sigma
         model = Decomposed(side.model(sigma), sigma, psi)
-        optimizer, order, chance = side.optimizer(model), side.rng("order"), side.rng("views")
+        optimizer = side.optimizer(model, steps=side.steps(len(side.shard.labeled)))
+        order, chance = side.rng("order"), side.rng("views")
         for _ in range(side.epochs):
             for which in batches(len(side.shard.labeled), side.train.batch, order):
                 optimizer_step(model, optimizer, self._label_loss(model, which, side, chance), side.train.clip)
@@ -257,6 +267,16 @@ def cut_small(psi: Weights, limit: float) -> Weights:
     return {name: torch.where(tensor.abs() > limit, tensor, 0.0) for name, tensor in psi.items()}
 
 
+def unlabeled_batch(labeled: int, unlabeled: int, size: int) -> int:
+    """How many unlabelled images stand beside a labelled batch, so that both sets are seen once; `size` without labels.
+
+    >>> unlabeled_batch(20, 90, 10), unlabeled_batch(0, 20, 10)
+    (45, 10)
+    """
+    known = batch_count(labeled, size)
+    return -(-unlabeled // known) if known else size
+
+
 def disjoint_batches(
     labeled: int, unlabeled: int, size: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
@@ -272,8 +292,7 @@ def disjoint_batches(
     ([(10, 45), (10, 45)], [(0, 10), (0, 10)], [(10, 0), (10, 0)], [])
     """
     known = list(batches(labeled, size, generator))
-    share = -(-unlabeled // len(known)) if known else size
-    yield from zip_longest(known, batches(unlabeled, share, generator))
+    yield from zip_longest(known, batches(unlabeled, unlabeled_batch(labeled, unlabeled, size), generator))
 
 
 # --- Helpers: who is like me, how far are we apart, what do we agree on ----------------------------------------------
@@ -385,18 +404,17 @@ class Advice(NamedTuple):
         return PseudoLabels(agreed_labels(votes, own.shape[1], ties), sure)
 
 
-def advice_of(helpers: Tensor, threshold: float, own: Tensor | None = None) -> Advice:
+def advice_of(helpers: Tensor, threshold: float, debiased: Callable[[Tensor], Tensor] | None = None) -> Advice:
     """Advice from the helpers' predictions [H, N, K] for all images of a client. H may be 0.
 
-    With the client's `own` predictions [N, K] everybody is debiased (FedDPL): each model's mean prediction is divided
-    out before it is accepted, or votes. The helpers' probabilities stay as they are.
+    With a function that debiases the client's own predictions everybody is debiased (FedDPL): each model's mean
+    prediction is divided out before it is accepted, or votes. The helpers' probabilities stay as they are.
 
-    >>> own, helper = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.9, 0.1], [0.7, 0.3]])
-    >>> advice_of(helper[None], 0.5).votes, advice_of(helper[None], 0.5, own).votes         # mean 0.8 and 0.2
+    >>> helper = torch.tensor([[0.9, 0.1], [0.7, 0.3]])                                     # mean 0.8 and 0.2
+    >>> advice_of(helper[None], 0.5).votes, advice_of(helper[None], 0.5, lambda probs: probs).votes
     (tensor([[0, 0]]), tensor([[0, 1]]))
     """
-    if own is None:
+    if debiased is None:
         return Advice(lambda probs: confident(probs, threshold), helpers, helpers.argmax(dim=2))
-    debiased = debiasing(average_prediction(own), len(own))
     fair = torch.cat([debias(probs, average_prediction(probs))[None] for probs in helpers] or [helpers])
     return Advice(lambda probs: confident(debiased(probs), threshold), helpers, fair.argmax(dim=2))

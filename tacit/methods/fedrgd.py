@@ -74,7 +74,8 @@ class FedRGD(FixMatch):
         if not used:
             return {**state, "model": replica or before}
         groups: Payload = {"groups": stacked(models)} if self.start == "group" else {}
-        return {"model": group_mean(models[group] for group in used), **groups}
+        circles = [Reply(send={"model": models[group]}, examples=1) for group in used]
+        return {"model": hub.mean_model(before, circles), **groups}
 
     def _replica(self, before: Weights, replies: list[Reply], hub: Hub) -> tuple[list[Reply], Weights | None]:
         """Who is dealt into groups, and the labelled party's model that joins each of them, if there is one."""

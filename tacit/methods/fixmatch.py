@@ -2,20 +2,34 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from tacit.contract.method import UNKNOWN, Count, Held, Method, NotNegative, Positive, Reply, Share, Stage, Task
+from tacit.contract.method import (
+    UNKNOWN,
+    Count,
+    Epochs,
+    Held,
+    Method,
+    NotNegative,
+    Positive,
+    Reply,
+    Rounds,
+    Share,
+    Stage,
+    Task,
+)
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.methods.fedavg import WarmUp
 from tacit.pieces.consistency import endless_batches, learn_by_batch, two_view_batches
-from tacit.pieces.debias import average_prediction, debiasing
+from tacit.pieces.debias import debiasing
 from tacit.pieces.label import PseudoLabels, confident
 from tacit.pieces.loss import masked_cross_entropy
-from tacit.pieces.train import View
+from tacit.pieces.train import View, predict
 
 
 @dataclass(frozen=True)
@@ -31,9 +45,14 @@ class FixMatch(Method):
     weight: Annotated[NotNegative, "of the unlabelled loss"] = 1.0
     ratio: Annotated[Positive, "unlabelled images a step for each labelled one"] = 1.0
     labels: Annotated[Literal["batch", "round"], "given anew each batch, or fixed for the round"] = "batch"
-    warmup: Annotated[Count, "rounds of FedAvg on the labels before"] = 0
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of FedAvg on the labels before"] = 0
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    labeled_epochs: Annotated[Count, "epochs on labels alone in a round (0: train.epochs)"] = 0
+    unlabeled_lr: Annotated[NotNegative, "learning rate of clients without labels (0: train.lr)"] = 0.0
     debias: Annotated[bool, "divide the model's mean prediction on the client's images out first (FedDB)"] = False
+    debias_prior: Annotated[Literal["fixed", "moving"], "batch-wise, that mean stays for the round, or follows"] = (
+        "fixed"
+    )
 
     citation: ClassVar[str] = (
         "Sohn et al., FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence, NeurIPS 2020"
@@ -46,6 +65,8 @@ class FixMatch(Method):
         return self.labels == "round"
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        if not (held.labeled and held.unlabeled):
+            return self.labeled_epochs or epochs, epochs
         return epochs if self.fixed else held.label_passes(epochs, self.ratio), epochs
 
     def before(self) -> tuple[Stage, ...]:
@@ -55,10 +76,12 @@ class FixMatch(Method):
         model = me.model(task.weights("model"))
         images, labeled = me.shard.unlabeled, me.shard.labeled
         if not len(images):
-            loss = me.fit_labeled(model)
+            loss = me.fit_labeled(model, epochs=self.labeled_epochs or None)
             return Reply(send={"model": me.weights(model)}, examples=len(labeled), metrics={"loss": loss})
         statistics = self.recall(memory, me)
-        debiased = debiasing(average_prediction(me.predict(model, images)), len(images)) if self.debias else None
+        look = partial(predict, model, images, partial(me.views.weak_view, generator=me.rng("prior views")))
+        moving = self.debias_prior == "moving"
+        debiased = debiasing(look, at_once=self.fixed, moving=moving) if self.debias else None
 
         def accept(index: Tensor, probs: Tensor) -> PseudoLabels:
             label, accepted = self.accept(index, probs if debiased is None else debiased(probs), statistics)
@@ -68,7 +91,7 @@ class FixMatch(Method):
         if self.fixed:
             trained_on, loss = self.learn_fixed(model, accept, me)
         else:
-            trained_on, loss = len(labeled) + len(images), self.learn_by_batch(model, accept, statistics, me)
+            trained_on, loss = me.shard.held, self.learn_by_batch(model, accept, statistics, me)
         keep = {name: tensor.detach().cpu().clone() for name, tensor in statistics.items()}
         return Reply(send={"model": me.weights(model)}, examples=trained_on, keep={**keep}, metrics={"loss": loss})
 
@@ -85,7 +108,8 @@ class FixMatch(Method):
 
         images, labeled, weak = me.shard.unlabeled, me.shard.labeled, me.views.weak_view
         own = endless_batches(labeled.images, labeled.labels, me.train.batch, weak, me.rng("labeled views"))
-        optimizer, generator, size = me.optimizer(model), me.rng("unlabeled views"), round(me.train.batch * self.ratio)
+        generator, size = me.rng("unlabeled views"), round(me.train.batch * self.ratio)
+        optimizer = me.optimizer(model, self.rate(me), steps=me.steps(len(images), size))
         loss = 0.0
         for _ in range(me.epochs):
             epoch = two_view_batches(images, size, weak, self.learned_view(me), generator)
@@ -99,9 +123,13 @@ class FixMatch(Method):
         images, labeled = me.shard.unlabeled, me.shard.labeled
         label, accepted = accept(torch.arange(len(images)), me.predict(model, images))
         chosen, labels = torch.cat([images[accepted], labeled.images]), torch.cat([label[accepted], labeled.labels])
-        optimizer, generator = me.optimizer(model), me.rng("unlabeled views")
+        optimizer, generator = me.optimizer(model, self.rate(me)), me.rng("unlabeled views")
         loss = me.fit(model, chosen, labels, view=me.views.strong_view, optimizer=optimizer, generator=generator)
         return len(labels), loss
+
+    def rate(self, me: Client) -> float | None:
+        """The learning rate of a client without labels, where that is another one; None: `train.lr`."""
+        return me.scheduled(self.unlabeled_lr) if self.unlabeled_lr and not len(me.shard.labeled) else None
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         merged = super().server_merge(state, replies, hub)

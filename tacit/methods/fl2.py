@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.contract.method import Count, NotNegative, Positive, Reply, Share, Stage, Task
+from tacit.contract.method import Count, NotNegative, Positive, Reply, Rounds, Share, Stage, Task
 from tacit.contract.parties import Client
 from tacit.core.payload import Payload
 from tacit.methods.fedavg import WarmUp
@@ -41,7 +41,7 @@ class FL2(SemiFL):
     status_aware: Annotated[bool, "the less sure a client is, the more it counts (off: as `weigh` says)"] = True
     mix: Annotated[NotNegative, "weight of SemiFL's mix-up term"] = 0.0
     server_batch: Annotated[Count, "images a step on the server's labels (0: train.batch)"] = 10
-    warmup: Annotated[Count, "rounds of training on the labels alone before"] = 0
+    warmup: Annotated[Rounds, "rounds of training on the labels alone before"] = 0
 
     citation: ClassVar[str] = (
         "Lee et al., (FL)²: Overcoming Few Labels in Federated Semi-Supervised Learning, NeurIPS 2024"

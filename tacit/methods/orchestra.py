@@ -142,7 +142,7 @@ class OrchestraFeatures(Clustering, FeatureStage):
     ) -> float:
         """Local training; what the target makes of first views is put to what is remembered. The mean loss."""
         images, chance = me.shard.images, me.rng("views")
-        optimizer = me.optimizer(nn.ModuleList([online, rotation]))
+        optimizer = me.optimizer(nn.ModuleList([online, rotation]), steps=me.steps(len(images)))
         total, steps = 0.0, 0
         online.train()
         target.train()

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from tacit.contract.method import (
     UNKNOWN,
     Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
-    mean_model,
 )
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
@@ -53,8 +54,8 @@ class PDCFed(Method):
     labeled_epochs: Annotated[Count, "epochs on labels alone in a round (0: train.epochs)"] = 2
     unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.007
     labeled_boost: Annotated[Positive, "labelled clients weigh so many times"] = 6.0
-    warmup: Annotated[Count, "rounds of FedAvg on the labels before"] = 0
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of FedAvg on the labels before"] = 0
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
     keep_momentum: Annotated[bool, "clients keep their momentum from round to round"] = False
     double_softmax: Annotated[bool, "as released: probabilities are taken for logits in the cross-entropy"] = False
 
@@ -99,7 +100,8 @@ class PDCFed(Method):
         model, momentum = me.model(task.weights("model")), weights_in(memory, "momentum", missing={})
         keep: Payload = {}
         if len(me.shard.unlabeled):
-            optimizer, usual = me.optimizer(model, me.scheduled(self.unlabeled_lr), momentum), self.recall(memory, me)
+            steps, usual = me.steps(len(me.shard.unlabeled)), self.recall(memory, me)
+            optimizer = me.optimizer(model, me.scheduled(self.unlabeled_lr), momentum, steps)
             loss = self.learn(model, usual, optimizer, me)
             keep |= {name: tensor.detach().cpu().clone() for name, tensor in usual.items()}
         else:
@@ -107,8 +109,7 @@ class PDCFed(Method):
             loss = me.fit_labeled(model, epochs=self.labeled_epochs or None, optimizer=optimizer)
         if self.keep_momentum:
             keep["momentum"] = momentum_of(model, optimizer)
-        examples = len(me.shard.labeled) + len(me.shard.unlabeled)
-        return Reply(send={"model": me.weights(model)}, examples=examples, keep=keep, metrics={"loss": loss})
+        return Reply(send={"model": me.weights(model)}, examples=me.shard.held, keep=keep, metrics={"loss": loss})
 
     def recall(self, memory: Payload, me: Client) -> Weights:
         """The running mean and variance of this client's rising shares; at first 1/K and 1."""
@@ -170,7 +171,8 @@ class PDCFed(Method):
         boosts = [self.labeled_boost if reply.client in hub.labeled_clients else 1.0 for reply in replies]
         weights = shares([reply.examples * boost for reply, boost in zip(replies, boosts, strict=True)])
         hub.note(client_weights=weights)
-        model = mean_model(replies, weights) if any(weights) else weights_in(state, "model")
+        model = weights_in(state, "model")
+        model = hub.mean_model(model, replies, weights) if any(weights) else model
         return {"model": hub.finetune(model)}
 
 

@@ -13,6 +13,7 @@ from tacit.contract.method import (
     AtLeastOne,
     Count,
     Held,
+    Length,
     Method,
     NotNegative,
     Positive,
@@ -42,7 +43,7 @@ class PFedKnow(Method):
     The global model, which the paper has no need of, is the mean of the personal ones.
     """
 
-    warmup: Annotated[AtLeastOne, "rounds on the server's labels before: they make the prior"] = 20
+    warmup: Annotated[AtLeastOne, Length(), "rounds on the server's labels before: they make the prior"] = 20
     label_epochs: Annotated[Count, "on all images with the labels they got, before pruning"] = 1
     sparsity: Annotated[NotNegative, "weight of the L1 norm of the norms' scales in these epochs"] = 1e-4
     prune: Annotated[Share, "share of its channels that a client prunes at a time"] = 0.1
@@ -129,7 +130,8 @@ class PFedKnow(Method):
 
     def _distil(self, net: nn.Module, teachers: Sequence[Tensor], purpose: str, hub: Hub) -> None:
         """Train on the server's labels, and towards what each of the teachers says; pruned channels stay pruned."""
-        labeled, optimizer, chance = hub.shard.labeled, hub.optimizer(net), hub.rng(purpose)
+        labeled, chance = hub.shard.labeled, hub.rng(purpose)
+        optimizer = hub.optimizer(net, steps=hub.steps(len(labeled)))
         net.train()
         with pruned_training(net):
             for _ in range(hub.epochs):

@@ -13,11 +13,13 @@ from tacit.contract.method import (
     UNKNOWN,
     AtLeastOne,
     Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
@@ -27,7 +29,7 @@ from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.methods.fedavg import WarmUp
 from tacit.nets.optimizer import momentum_of
-from tacit.pieces.aggregate import shares, weighted_mean
+from tacit.pieces.aggregate import shares
 from tacit.pieces.consistency import endless_loss, two_view_batches
 from tacit.pieces.teacher import early_decay, learn_with_teacher, sharpen, squared_error
 from tacit.pieces.train import weights_of
@@ -54,9 +56,10 @@ class RSCFed(Method):
     labeled_boost: Annotated[Positive, "labelled images weigh so many times"] = 6.0
     boost_twice: Annotated[bool, "labelled members are boosted again after the distances"] = False
     unlabeled_lr: Annotated[Positive, "learning rate where there are unlabelled images"] = 0.021
+    labeled_epochs: Annotated[Count, "epochs on labels alone in a round (0: train.epochs)"] = 0
     keep_momentum: Annotated[bool, "clients keep their momentum from task to task"] = False
-    warmup: Annotated[Count, "rounds of FedAvg on the labels before"] = 7
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of FedAvg on the labels before"] = 7
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
 
     citation: ClassVar[str] = (
         "Liang et al., RSCFed: Random Sampling Consensus Federated Semi-supervised Learning, CVPR 2022"
@@ -88,7 +91,8 @@ class RSCFed(Method):
         return self.groups * min(self.group_size, asked)
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
-        return held.label_passes(epochs), epochs
+        both = held.labeled and held.unlabeled
+        return held.label_passes(epochs) if both else self.labeled_epochs or epochs, epochs
 
     def before(self) -> tuple[Stage, ...]:
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
@@ -104,7 +108,8 @@ class RSCFed(Method):
         model = me.model(weights)
         unlabeled = len(me.shard.unlabeled) > 0
         rate = me.scheduled(self.unlabeled_lr) if unlabeled else me.learning_rate
-        optimizer = me.optimizer(model, rate, weights_in(memory, "momentum", missing={}))
+        steps = me.steps(len(me.shard.unlabeled))
+        optimizer = me.optimizer(model, rate, weights_in(memory, "momentum", missing={}), steps)
         keep: Payload = {}
         if unlabeled:  # the teacher is this client's own, from its first task on: no model of the server resets it
             teacher = me.model(weights_in(memory, "teacher") if "teacher" in memory else weights)
@@ -113,11 +118,10 @@ class RSCFed(Method):
             loss, step = self.learn(model, teacher, optimizer, step, me)
             keep = {"teacher": weights_of(teacher), "step": step}
         else:
-            loss = me.fit_labeled(model, optimizer=optimizer)
+            loss = me.fit_labeled(model, epochs=self.labeled_epochs or None, optimizer=optimizer)
         if self.keep_momentum:
             keep["momentum"] = momentum_of(model, optimizer)
-        held = len(me.shard.labeled) + len(me.shard.unlabeled)
-        return Reply(send={"model": me.weights(model)}, examples=held, keep=keep, metrics={"loss": loss})
+        return Reply(send={"model": me.weights(model)}, examples=me.shard.held, keep=keep, metrics={"loss": loss})
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         own: list[Reply] = []
@@ -135,7 +139,8 @@ class RSCFed(Method):
             if any(weights):
                 models.append(mean_model(members, weights))
         hub.note(party_weights=noted)  # group by group, as they answered; a server with labels is last in each
-        return {"model": weighted_mean(models, [1 / len(models)] * len(models))} if models else state
+        agreed = [Reply(send={"model": model}, examples=1) for model in models]
+        return {"model": hub.mean_model(weights_in(state, "model"), agreed)} if agreed else state
 
     def consensus_weights(self, members: Sequence[Reply], labeled: Sequence[bool]) -> list[float]:
         """Distance-reweighted aggregation (DMA): w_i ∝ n_i · exp(−scale · ‖θ_i − θ̄‖ / n_i), labelled ones boosted."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Task, mean_model
+from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.nets.optimizer import give_momentum, live_taps_only, momentum_of, optimizer_step
@@ -83,7 +83,8 @@ class SemiFL(Method):
             weights = [0.5, *(weight / 2 for weight in weights)] if parties else [1.0]
             parties = [Reply(send={"model": trained}, examples=labels), *parties]
         if parties:
-            model, velocity = server_momentum(model, mean_model(parties, weights), velocity, self.server_momentum)
+            mean = hub.mean_model(model, parties, weights)
+            model, velocity = server_momentum(model, mean, velocity, self.server_momentum)
         if labels and self.alternate:
             model, momentum = self.finetune(model, momentum, hub)
         model = {**hub.weights(hub.model(model)), **statistics}  # with static BN: the server's, unless from clients
@@ -123,6 +124,7 @@ class SemiFL(Method):
         optimizer, weak_view = me.optimizer(model), me.views.weak_view
         give_momentum(model, optimizer, group(memory, "momentum"))
         if accepted:
+            optimizer.expect(me.steps(accepted))
             own = (labeled.images, labeled.labels), me.train.batch, weak_view, me.rng("labeled views"), me.label_loss
             loss = fit_fix_and_mix(
                 model,

@@ -1,7 +1,8 @@
 """One step down the gradient: the optimiser, its momentum, clipping, and steps that leave dead taps alone."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -9,12 +10,18 @@ from torch import Tensor, nn
 
 from tacit.nets.live_taps import TappedConv2d, matrices_of
 
+Pace = Callable[[float, float], float]  # from the share of a round that is done, and a step's share of it, to a rate
+
 
 class SGD(torch.optim.SGD):
     """Stochastic gradient descent in its fused form, on each parameter as it lies in memory.
 
     The fused step of PyTorch first copies what is not contiguous; so it is shown such parameters with their dimensions
     in the order of memory, where they are.
+
+    Its rate may change from step to step (`pace`), as soon as it was told how many steps there will be (`expect`). What
+    else than the loss moves the weights (`stay_near`, `give_correction`) is added to the gradients after clipping, as
+    weight decay is.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
@@ -24,15 +31,82 @@ class SGD(torch.optim.SGD):
             p if o is None else nn.Parameter(p.data.permute(o)) for p, o in zip(self.shown, self.orders, strict=True)
         ]
         self.leaves: list[nn.Parameter] = []  # they stand in for some of `shown` for a while: see live_taps_only
-        self.steps = 0
+        self.rates: list[float] = []  # of the steps so far
+        self.pace: Pace | None = None
+        self.expected = 0  # steps in all; 0: not known, so that the rate stays
+        self.pull, self.anchors = 0.0, list[Tensor]()
+        self.corrections: list[Tensor] = []
         super().__init__(self.stored, fused=True, **settings)
 
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return len(self.rates)
+
+    def expect(self, steps: int) -> None:
+        """So many steps there will be; who says it first is believed. Any further ones are at the last one's rate."""
+        self.expected = self.expected or steps
+
+    def stay_near(self, pull: float) -> None:
+        """FedProx: pull/2 · ‖w − w₀‖² is added to the loss (Li et al., 2020, Eq. 2), w₀ the weights of this moment.
+
+        >>> weight = nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = SGD([weight], lr=0.5)
+        >>> optimizer.stay_near(0.5)
+        >>> for _ in range(2):                                  # 1 − 0.5 · 2, then 0 − 0.5 · (2 + 0.5 · (0 − 1))
+        ...     weight.grad = torch.tensor([2.0])
+        ...     _ = optimizer.step()
+        >>> weight.data
+        tensor([-0.7500])
+        """
+        self.pull, self.anchors = pull, [p.detach().clone() for p in self.shown] if pull else []
+
+    @property
+    def moved_by_loss_alone(self) -> bool:
+        """Whether a weight without a gradient is moved by nothing but weight decay and momentum."""
+        return not (self.anchors or self.corrections)
+
+    @property
+    def reach(self) -> float:
+        """How far the steps so far would have taken a weight whose gradient was −1 all the time.
+
+        Without momentum the sum of the rates, K·η for K steps at a rate η.
+
+        >>> weight = nn.Parameter(torch.tensor([0.0]))
+        >>> optimizer = SGD([weight], lr=0.5, momentum=0.5)
+        >>> for _ in range(2):                                  # 0.5, then 0.5 · (1 + 0.5)
+        ...     weight.grad = torch.tensor([-1.0])
+        ...     _ = optimizer.step()
+        >>> optimizer.reach, weight.data
+        (1.25, tensor([1.2500]))
+        """
+        momentum, nesterov = self.param_groups[0]["momentum"], self.param_groups[0]["nesterov"]
+        speed = way = 0.0
+        for rate in self.rates:
+            speed = momentum * speed + 1.0
+            way += rate * (1.0 + momentum * speed if nesterov else speed)
+        return way
+
     def step(self, closure: Any = None) -> Any:
-        self.steps += 1
+        group = self.param_groups[0]
+        if self.pace is not None and self.expected:
+            group["lr"] = self.pace(min(self.steps, self.expected - 1) / self.expected, 1 / self.expected)
+        self.rates.append(group["lr"])
+        if not self.moved_by_loss_alone:
+            self._add_to_gradients()
         for shown, stored, order in zip(self.shown, self.stored, self.orders, strict=True):
             if order is not None:
                 stored.grad = None if shown.grad is None else shown.grad.permute(order)
         return super().step(closure)
+
+    def _add_to_gradients(self) -> None:
+        for place, parameter in enumerate(self.shown):
+            if parameter.grad is None:  # not trained in this step
+                continue
+            if self.anchors:
+                parameter.grad.add_(parameter.detach() - self.anchors[place], alpha=self.pull)
+            if self.corrections:
+                parameter.grad.add_(self.corrections[place])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for parameter in (*self.shown, *self.stored, *self.leaves):
@@ -102,15 +176,21 @@ def give_momentum(model: nn.Module, optimizer: SGD, momentum: dict[str, Tensor])
             optimizer.set_momentum(place, momentum[name])
 
 
+def give_correction(model: nn.Module, optimizer: SGD, correction: Mapping[str, Tensor]) -> None:
+    """From now on every gradient has this added, by parameter name: SCAFFOLD's c − c_i (Eq. 3)."""
+    optimizer.corrections = [correction[name].to(p.device) for name, p in model.named_parameters()]
+
+
 @contextmanager
 def live_taps_only(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Inside, steps carry no gradients of taps that only touch padding; afterwards all is as if they had.
 
     Such taps have no gradient, so k steps of descent only decay them, which is one linear map of weight and momentum.
-    Nobody may read or set weights inside, and the loss may depend on them through the model's answers only.
+    Nobody may read or set weights inside, and the loss may depend on them through the model's answers only. Where
+    something else moves them (`stay_near`, `give_correction`) all taps take part in every step.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, TappedConv2d) and layer.has_dead_taps]
-    if not layers or not isinstance(optimizer, SGD):
+    if not layers or not isinstance(optimizer, SGD) or not optimizer.moved_by_loss_alone:
         yield
         return
     group, before = optimizer.param_groups[0], optimizer.steps
@@ -138,35 +218,38 @@ def live_taps_only(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterat
                 decay(
                     layer.weight.data[:, :, row, column],
                     None if momentum is None else momentum[:, :, row, column],
-                    optimizer.steps - before,
-                    **{name: group[name] for name in ("lr", "momentum", "weight_decay", "nesterov")},
+                    optimizer.rates[before:],
+                    **{name: group[name] for name in ("momentum", "weight_decay", "nesterov")},
                 )
 
 
 def decay(
-    weight: Tensor, buffer: Tensor | None, steps: int, lr: float, momentum: float, weight_decay: float, nesterov: bool
+    weight: Tensor, buffer: Tensor | None, rates: Sequence[float], momentum: float, weight_decay: float, nesterov: bool
 ) -> None:
-    """What so many steps of descent do to weights without a gradient, in place.
+    """What steps of descent at these rates do to weights without a gradient, in place.
 
     >>> net, other = nn.Linear(1, 1, bias=False), torch.tensor([[0.5]])
     >>> _ = net.weight.data.fill_(0.5)
     >>> optimizer = sgd(net, lr=0.1, momentum=0.9, weight_decay=0.2)
-    >>> for _ in range(3):
-    ...     net.weight.grad = torch.zeros(1, 1)
+    >>> for rate in (0.1, 0.1, 0.05):
+    ...     optimizer.param_groups[0]["lr"], net.weight.grad = rate, torch.zeros(1, 1)
     ...     _ = optimizer.step()
-    >>> decay(other, torch.zeros(1, 1), 3, 0.1, 0.9, 0.2, False)
+    >>> decay(other, torch.zeros(1, 1), (0.1, 0.1, 0.05), 0.9, 0.2, False)
     >>> torch.allclose(other, net.weight)
     True
     """
     look_ahead = 1 + momentum if nesterov else 1.0
-    one_step = torch.tensor(
-        [
-            [1 - lr * weight_decay * look_ahead, -lr * momentum * (momentum if nesterov else 1.0)],
-            [weight_decay, momentum],
-        ],
-        dtype=torch.float64,
-    )
-    (a, b), (c, d) = torch.linalg.matrix_power(one_step, steps).tolist()
+    all_steps = torch.eye(2, dtype=torch.float64)
+    for lr, steps in groupby(rates):
+        one_step = torch.tensor(
+            [
+                [1 - lr * weight_decay * look_ahead, -lr * momentum * (momentum if nesterov else 1.0)],
+                [weight_decay, momentum],
+            ],
+            dtype=torch.float64,
+        )
+        all_steps = torch.linalg.matrix_power(one_step, len(list(steps))) @ all_steps
+    (a, b), (c, d) = all_steps.tolist()
     if buffer is None:
         weight.mul_(a)
         return

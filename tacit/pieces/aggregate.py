@@ -24,10 +24,13 @@ def shares(examples: Sequence[float]) -> list[float]:
 def labeled_shares(examples: Sequence[float], labeled: Sequence[bool], share: float) -> list[float]:
     """Shares in which the labelled parties together get `share` and the others the rest, each group by its examples.
 
+    Where they have more than that by their examples they keep it: the share raises their weight, it never lowers it.
     Where one of the groups is empty or learned nothing, the other gets all.
 
     >>> labeled_shares([10, 60, 30], [True, False, False], 0.5)
     [0.5, 0.333..., 0.166...]
+    >>> labeled_shares([75, 15, 10], [True, False, False], 0.5)
+    [0.75, 0.15, 0.1]
     >>> labeled_shares([10, 0, 0], [True, False, False], 0.5)
     [1.0, 0.0, 0.0]
     """
@@ -35,6 +38,7 @@ def labeled_shares(examples: Sequence[float], labeled: Sequence[bool], share: fl
     outside = [0.0 if has else n for n, has in zip(examples, labeled, strict=True)]
     if not (sum(inside) > 0 and sum(outside) > 0):
         return shares(examples)
+    share = max(share, sum(inside) / float(sum(examples)))
     return [share * a + (1.0 - share) * b for a, b in zip(shares(inside), shares(outside), strict=True)]
 
 
@@ -92,6 +96,17 @@ def residual(older: Weights, newer: Weights, share: float) -> Weights:
     return weighted_mean([older, newer], [share, 1.0 - share])
 
 
+def is_learned(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor of a model is learned by steps: no counter, none of BN's running statistics.
+
+    A step beyond a mean could make a variance negative.
+
+    >>> is_learned("fc.bias", torch.zeros(1)), is_learned("bn.running_var", torch.zeros(1))
+    (True, False)
+    """
+    return tensor.is_floating_point() and not name.endswith(("running_mean", "running_var"))
+
+
 def server_momentum(old: Weights, mean: Weights, velocity: Weights, momentum: float) -> tuple[Weights, Weights]:
     """The server's step with momentum (learning rate 1): v ← m·v + (old − mean), new = old − v.
 
@@ -107,7 +122,7 @@ def server_momentum(old: Weights, mean: Weights, velocity: Weights, momentum: fl
     """
     new, after = {}, {}
     for name, tensor in old.items():
-        if not tensor.is_floating_point() or name.endswith(("running_mean", "running_var")):
+        if not is_learned(name, tensor):
             new[name] = mean[name]
             continue
         step = tensor - mean[name]

@@ -54,21 +54,29 @@ def moving_prediction(average: Tensor, probs: Tensor, momentum: float) -> Tensor
     return momentum * average + (1.0 - momentum) * average_prediction(probs)
 
 
-def debiasing(prior: Tensor, images: int) -> Callable[[Tensor], Tensor]:
-    """Debiasing as a plug-in: a function that divides the model's bias out of predictions, and follows the model.
+def debiasing(look: Callable[[], Tensor], *, at_once: bool, moving: bool) -> Callable[[Tensor], Tensor]:
+    """Debiasing as a plug-in: a function that divides the model's bias out of predictions.
 
-    The bias begins as `prior`, the mean prediction on the client's `images`, and each new prediction counts as one
-    image of them. When all images are predicted at once, it is their mean (Eq. 8) and nothing else.
+    Where all images are predicted `at_once`, the bias is the mean of that prediction. Batch by batch it is the mean of
+    what the model sees in weak views of all the client's images when the round begins (Eq. 8), which `look` tells; it
+    stays for the round (Algorithm 1). `moving`, it follows the model: each new prediction counts as one of the images.
 
-    >>> debiased = debiasing(torch.tensor([0.8, 0.2]), images=4)
-    >>> debiased(torch.tensor([[0.6, 0.4], [0.6, 0.4]]))[0]                 # prior now 0.7, 0.3: 0.6/0.7 to 0.4/0.3
+    >>> seen, batch = torch.tensor([[0.8, 0.2]] * 4), torch.tensor([[0.6, 0.4], [0.6, 0.4]])
+    >>> debiasing(lambda: seen, at_once=False, moving=False)(batch)[0]      # 0.6/0.8 to 0.4/0.2
+    tensor([0.2727, 0.7273])
+    >>> debiasing(lambda: seen, at_once=False, moving=True)(batch)[0]       # prior now 0.7, 0.3: 0.6/0.7 to 0.4/0.3
     tensor([0.3913, 0.6087])
     """
+    if at_once:
+        return lambda probs: debias(probs, average_prediction(probs))
+    seen = look()
+    prior, images = average_prediction(seen), len(seen)
 
     def debiased(probs: Tensor) -> Tensor:
         nonlocal prior
-        stale = max(0.0, 1.0 - len(probs) / max(images, 1))
-        prior = moving_prediction(prior.to(probs), probs, momentum=stale)
+        if moving:
+            stale = max(0.0, 1.0 - len(probs) / max(images, 1))
+            prior = moving_prediction(prior.to(probs), probs, momentum=stale)
         return debias(probs, prior)
 
     return debiased

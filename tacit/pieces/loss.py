@@ -9,28 +9,36 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LabelLoss:
-    """Cross-entropy of labelled images, as `train.class_weights` and `train.logit_adjustment` want it."""
+    """Cross-entropy of labelled images, as `train.class_weights`, `logit_adjustment` and `label_smoothing` want it."""
 
     weights: Tensor | None = None  # [K]: how much an image of each class counts
     offsets: Tensor | None = None  # [K]: added to the logits while training, so that rare classes need a larger margin
+    smoothing: float = 0.0  # share of a label that is spread evenly over all classes
 
-    def __call__(self, logits: Tensor, labels: Tensor, reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
-        """
+    def __call__(
+        self, logits: Tensor, labels: Tensor, reduction: str = "mean", label_smoothing: float | None = None
+    ) -> Tensor:
+        """A method that smooths labels by itself says so with `label_smoothing`; else it is as the experiment has it.
+
         >>> even, labels = torch.zeros(3, 2), torch.tensor([0, 0, 1])           # cross-entropy of each: ln 2
         >>> LabelLoss()(even, labels), LabelLoss(torch.tensor([0.5, 2.0]))(even, labels, reduction="sum")
         (tensor(0.6931), tensor(2.0794))
+        >>> sure = torch.tensor([[0.0, -2.0]])                                  # ln(1 + e⁻²) = .1269, and 2 more
+        >>> [LabelLoss(smoothing=0.5)(sure, torch.tensor([0]), label_smoothing=own) for own in (None, 0.0)]
+        [tensor(0.6269), tensor(0.1269)]
         """
         if self.offsets is not None:
             logits = logits + self.offsets
-        return F.cross_entropy(
-            logits, labels, weight=self.weights, reduction=reduction, label_smoothing=label_smoothing
-        )
+        smoothing = self.smoothing if label_smoothing is None else label_smoothing
+        return F.cross_entropy(logits, labels, weight=self.weights, reduction=reduction, label_smoothing=smoothing)
 
 
 PLAIN = LabelLoss()
 
 
-def label_loss(labels: Tensor, classes: int, balanced: bool = False, adjustment: float = 0.0) -> LabelLoss:
+def label_loss(
+    labels: Tensor, classes: int, balanced: bool = False, adjustment: float = 0.0, smoothing: float = 0.0
+) -> LabelLoss:
     """The loss for a party with these labels. Each party corrects its own skew: nobody's counts travel.
 
     Balanced: an image of class c weighs n / (K' · n_c), where K' classes occur; those that do not occur weigh 0.
@@ -45,12 +53,12 @@ def label_loss(labels: Tensor, classes: int, balanced: bool = False, adjustment:
     True
     """
     if not len(labels) or not (balanced or adjustment):
-        return PLAIN
+        return LabelLoss(smoothing=smoothing)
     counts = torch.bincount(labels, minlength=classes).float()
     present = counts > 0
     weights = torch.where(present, len(labels) / (present.sum() * counts.clamp(min=1)), 0.0) if balanced else None
     offsets = adjustment * (counts.clamp(min=1) / len(labels)).log() if adjustment else None
-    return LabelLoss(weights, offsets)
+    return LabelLoss(weights, offsets, smoothing)
 
 
 def masked_cross_entropy(logits: Tensor, label: Tensor, accepted: Tensor) -> Tensor:

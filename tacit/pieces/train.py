@@ -39,6 +39,17 @@ def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tenso
         yield order[start:end]
 
 
+def batch_count(count: int, size: int) -> int:
+    """How many batches `batches` makes of so many images.
+
+    >>> [batch_count(count, 4) for count in (0, 1, 4, 5, 6, 9)], batch_count(9, 1)
+    ([0, 1, 1, 1, 2, 2], 4)
+    """
+    size = max(size, 2)
+    whole, rest = divmod(count, size)
+    return max(whole + (rest > 1), min(count, 1))
+
+
 def viewed_batches(
     images: Tensor, size: int, view: View, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -146,12 +157,3 @@ def pull_back(model: nn.Module, every: int, share: float) -> Callable[[int], Non
             remembered.update(weights_of(model))
 
     return after_epoch
-
-
-def cosine(start: float, done: float) -> float:
-    """The learning rate that falls from `start` to 0 along half a cosine as `done` goes from 0 to 1.
-
-    >>> cosine(0.1, 0.0), round(cosine(0.1, 0.5), 6), round(cosine(0.1, 1.0), 6)
-    (0.1, 0.05, 0.0)
-    """
-    return 0.5 * start * (1.0 + math.cos(math.pi * done))

@@ -8,7 +8,6 @@ each other; then `problems` says what is wrong.
 import json
 import math
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,9 @@ from tacit.config.resolve import resolve
 from tacit.contract.record import upgraded
 from tacit.core.errors import TacitError
 from tacit.core.settings import read_toml
+from tacit.core.text import as_word
 from tacit.engine.summary import summarize
+from tacit.evaluation.interval import wilson_interval
 from tacit.report.figures import CELLS, describe, events, read_figures
 from tacit.report.groups import group
 from tacit.report.thumbnails import picture_files, read_pictures, read_split
@@ -28,7 +29,7 @@ from tacit.version import __version__
 
 SIGNS = ("experiment.toml", "rounds.jsonl", "run.lock")  # a folder with one of these is a run, or what is left of it
 ALL_CELLS = 120_000  # of the heat maps of one kind in a page: with many runs each gets fewer
-WATCHED = (*SIGNS, "summary.json", "split.npz")
+WATCHED = (*SIGNS, "summary.json", "split.npz", "evaluation.json")
 NOTHING_YET: dict[str, Any] = {"steps": [], "stages": [], "stride": 1, "series": {}, "grids": {}, "cubes": {}}
 
 Files = tuple[tuple[str, int, int], ...]
@@ -116,6 +117,7 @@ def collect_run(folder: Path, name: str, cells: int = CELLS) -> tuple[dict[str, 
     of = summary.get("rounds", len(records)) if summary else _rounds_in_all(settings, remarks)
     state = "broken" if problems else "finished" if summary else "running" if working else "stopped"
     rule = str(settings.get("reporting", "last"))
+    classes, parties = (split["classes"], split["parties"]) if split else ([], [])
     run = {
         "id": name,
         "name": name,
@@ -136,8 +138,9 @@ def collect_run(folder: Path, name: str, cells: int = CELLS) -> tuple[dict[str, 
         "rounds": {"done": len(records), "of": of},
         "results": _plain(_results(records, summary, rule)),
         "summary": _plain(summary or {}),
-        "figures": read_figures(records, split["classes"] if split else (), cells) if records else NOTHING_YET,
-        "events": events(records),
+        "figures": read_figures(records, classes, cells, parties) if records else NOTHING_YET,
+        "events": events(records, parties=parties),
+        "recall": _recall(folder, classes),
         "split": split["id"] if split else None,
         "pictures": pictures,
         "reproduce": _reproduce(folder, state, _text_in(settings, "backend", "name") == "flower"),
@@ -215,6 +218,26 @@ def _summary(folder: Path, problems: list[str]) -> dict[str, Any] | None:
     return upgraded(found)
 
 
+def _recall(folder: Path, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """By class: test images, share recognised by the last model and its 95 % interval; [] where that is not known."""
+    try:
+        confusion = json.loads((folder / "evaluation.json").read_text())["confusion"]
+        counts = [(int(row[number]), sum(int(count) for count in row)) for number, row in enumerate(confusion)]
+    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return []
+    if len(counts) != len(classes):
+        return []
+    return [
+        {
+            "class": name,
+            "images": images,
+            "recall": hits / images if images else None,
+            "interval": list(wilson_interval(hits, images)) if images else None,
+        }
+        for name, (hits, images) in zip(classes, counts, strict=True)
+    ]
+
+
 def _rounds_in_all(settings: Mapping[str, Any], remarks: list[str]) -> int | None:
     """How many rounds all stages of an unfinished run have together; None if its method is no longer to be had."""
     if not settings:
@@ -254,7 +277,7 @@ def _reproduce(folder: Path, state: str, at_sites: bool) -> list[dict[str, str]]
 
     Names of sites are for the server alone, and a page may be passed on.
     """
-    place, experiment = shlex.quote(str(folder)), shlex.quote(str(folder / "experiment.toml"))
+    place, experiment = as_word(folder), as_word(folder / "experiment.toml")
     words = "tacit site run --home HOME --sites NAMES" if at_sites else "tacit run"
     ways = [
         {

@@ -68,11 +68,13 @@ def chosen(count: int, most: int) -> list[int]:
     return sorted({i * (count - 1) // (most - 1) for i in range(most)})
 
 
-def read_figures(records: Sequence[Record], classes: Sequence[str], cells: int = CELLS) -> dict[str, Any]:
+def read_figures(
+    records: Sequence[Record], classes: Sequence[str], cells: int = CELLS, parties: Sequence[str] = ()
+) -> dict[str, Any]:
     """All that can be drawn of a run.
 
     steps, stages, series: one entry a shown round. grids: vectors by round. cubes: matrices by round.
-    phases: seconds by phase. left_out: what cannot be drawn, and why.
+    phases: seconds by phase. left_out: what cannot be drawn, and why. `parties`: the clients' names, if they have any.
     """
     stride = stride_for(len(records))
     shown = [r for i, r in enumerate(records) if i % stride == 0 or i == len(records) - 1]
@@ -106,15 +108,26 @@ def read_figures(records: Sequence[Record], classes: Sequence[str], cells: int =
         found["grids"][f"client_metrics.{name}"] = grid
     found["grids"] = {name: grid for name, grid in found["grids"].items() if _holds_numbers(grid["values"])}
     found["cubes"] = {name: cube for name, cube in found["cubes"].items() if _holds_numbers(cube["values"])}
+    for shape in (*found["grids"].values(), *found["cubes"].values()):
+        _call_by_name(shape, parties)
     return found
 
 
-def events(records: Sequence[Record], most: int = 200) -> list[dict[str, Any]]:
+def _call_by_name(shape: dict[str, Any], parties: Sequence[str]) -> None:
+    """Clients by the names of their sites, in place."""
+    names = {f"client {number}": name for number, name in enumerate(parties)}
+    for axis, heads in (("axis", "rows"), ("across", "columns")):
+        if shape.get(axis) in ("client", "party"):
+            shape[heads] = [names.get(head, head) for head in shape[heads]]
+
+
+def events(records: Sequence[Record], most: int = 200, parties: Sequence[str] = ()) -> list[dict[str, Any]]:
     """What went wrong, by round: replies that were refused, rounds that did not count. The newest are kept."""
-    found = []
+    names, found = dict(enumerate(parties)), []
     for record in records:
         for one in record.get("refused") or ():
-            found.append({"step": record["step"], "what": f"client {one['client']}: {one['why']}"})
+            who = names.get(one["client"], f"client {one['client']}")
+            found.append({"step": record["step"], "what": f"{who}: {one['why']}"})
         if record.get("skipped"):
             found.append({"step": record["step"], "what": str(record["skipped"])})
     return found[-most:]

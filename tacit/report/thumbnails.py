@@ -3,20 +3,21 @@
 import base64
 import hashlib
 import io
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from tacit.core.errors import TacitError
+from tacit.core.settings import Data
 from tacit.data.dataset import Dataset
-from tacit.data.draw import rows_of
-from tacit.data.sources import load
-from tacit.data.split import Split, load_split, title
+from tacit.data.federation import load_dataset
+from tacit.data.holdings import FILE as HOLDINGS
+from tacit.data.holdings import MOST_PARTIES, holdings, read_holdings
+from tacit.data.split import Split, load_split, party_names, title
 
-MOST_PARTIES = 100  # rows of a split; beyond, a row is the mean of several clients
 MOST_PICTURES, LONGEST_SIDE = 12, 1200
 NOT_SEARCHED = ("kept", "checkpoint")
 
@@ -29,45 +30,37 @@ def read_split(path: Path) -> dict[str, Any]:
         "title": title(split),
         "id": hashlib.sha256(path.read_bytes()).hexdigest()[:12],
         "clients": len(split.clients),
+        "parties": split.recipe.get("site_names") or [],  # of own data; real sites stay numbers
         "test": len(split.test),
     }
-    size = int(recipe.get("image_size", 0))
+    known = read_holdings(path.parent / HOLDINGS)
+    if known is not None:
+        return {**found, **known}
     try:
-        dataset = _labels_of(str(recipe["name"]), bool(recipe.get("skip_unreadable")), size)
+        dataset = _labels_of(json.dumps({key: recipe[key] for key in Data.model_fields if key in recipe}))
         split.check_against(dataset)
     except TacitError as error:
         return {**found, **_totals(split), "classes": [], "note": f"Classes are not shown. {error}"}
-    rows = rows_of(split, dataset, MOST_PARTIES)
-    note = f"A row is the mean of {rows.merged} clients." if rows.merged > 1 else ""
-    return {
-        **found,
-        "classes": list(dataset.classes),
-        "columns": [*dataset.classes, *(["(unknown)"] if rows.unknown else [])],
-        "rows": rows.names,
-        "labeled": _plain(rows.labeled),
-        "unlabeled": _plain(rows.unlabeled),
-        "note": note,
-    }
+    return {**found, **holdings(split, dataset)}
 
 
 @lru_cache(maxsize=4)
-def _labels_of(name: str, skip_unreadable: bool, image_size: int) -> Dataset:
-    """The data set as it lies here; nothing is fetched for a report."""
-    return load(name, fetch=False, skip_unreadable=skip_unreadable, image_size=image_size)
+def _labels_of(settings: str) -> Dataset:
+    """The data set as it lies here, of a run that did not write down who held what; nothing is fetched for a report."""
+    try:
+        return load_dataset(Data.model_validate_json(settings), fetch=False)
+    except ValueError as error:
+        raise TacitError(f"The split's settings cannot be read ({type(error).__name__}).") from None
 
 
 def _totals(split: Split) -> dict[str, Any]:
     clients = split.clients[:MOST_PARTIES]
-    names = [f"client {number}" for number in range(len(clients))]
+    names = party_names(split)[:MOST_PARTIES]
     labeled = [[len(part.labeled)] for part in clients]
     unlabeled = [[len(part.unlabeled)] for part in clients]
     if len(split.server):
         names, labeled, unlabeled = ["server", *names], [[len(split.server)], *labeled], [[0], *unlabeled]
     return {"columns": ["all classes"], "rows": names, "labeled": labeled, "unlabeled": unlabeled}
-
-
-def _plain(table: np.ndarray) -> list[list[float | int]]:
-    return [[int(v) if float(v).is_integer() else round(float(v), 1) for v in row] for row in table]
 
 
 def picture_files(folder: Path) -> list[Path]:

@@ -4,6 +4,8 @@ experiment.toml     fully resolved: running it again reproduces the run
 rounds.jsonl        one object per round
 summary.json        the result, when the run is complete
 split.npz           who held what
+parties.json        the same in numbers, by class: for reports
+trained.npz         own data: digests of the images that were learned from
 pictures/           what a method drew (`hub.draw`), such as generated images
 model.safetensors   the model after the last round
 model.json          what one needs to use it: classes, size, normalisation, temperature

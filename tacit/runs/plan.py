@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tacit.config.resolve import build_method, build_pretraining
 from tacit.contract import kinds
-from tacit.contract.method import Method, Stage
+from tacit.contract.method import Held, Method, Stage
 from tacit.contract.parties import Setup
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
@@ -62,3 +62,12 @@ def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool
     setup.build()  # a net that does not fit the images says so now
     held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
     return Plan(experiment, stages, dataset, split, setup, tuple(warnings(split, dataset)), held)
+
+
+def typical_client(split: Split, batch: int) -> Held:
+    """What a client with labels holds on average (any client, where none has labels): for estimates."""
+    both = [part for part in split.clients if len(part.labeled)] or list(split.clients)
+    labeled, unlabeled = (
+        round(sum(len(getattr(part, name)) for part in both) / len(both)) for name in ("labeled", "unlabeled")
+    )
+    return Held(labeled, unlabeled, batch)

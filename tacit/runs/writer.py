@@ -21,6 +21,7 @@ from tacit.core.errors import TacitError
 from tacit.core.files import append, digest, read_bytes, remove, sweep
 from tacit.core.payload import Payload, Weights, write_atomically
 from tacit.core.settings import Experiment, differences
+from tacit.core.text import as_word
 from tacit.data.split import Split
 from tacit.runs import manifest
 from tacit.runs.folder import (
@@ -344,7 +345,7 @@ def check_same(folder: Path, experiment: Experiment) -> None:
         listed = "\n  ".join(changed)
         raise TacitError(
             f"The run in {folder} was started with other settings:\n  {listed}\n"
-            f"Go on with its own settings (tacit resume {folder}), or start anew in another folder with --out."
+            f"Go on with its own settings (tacit resume {as_word(folder)}), or start anew in another folder with --out."
         )
 
 

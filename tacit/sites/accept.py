@@ -18,12 +18,13 @@ from pydantic import ValidationError
 from tacit.config.resolve import validated_options, with_pretrain_options
 from tacit.contract.method import Method
 from tacit.core.errors import TacitError
-from tacit.core.settings import Backend, Data, Experiment, explain, flatten
+from tacit.core.settings import INTAKE, Backend, Data, Experiment, explain, flatten
 from tacit.core.text import safe
 from tacit.methods import MethodFile, find_method, known_methods
 
 PLAIN = re.compile(r"[A-Za-z0-9_-]{1,60}")  # no dot, no slash, no letter that only looks like one of these
 FILE = re.compile(r"[A-Za-z0-9_-]{1,60}\.py")  # the name of a method file, without its folder
+AT_HOME = {"name", "split", *INTAKE}  # of [data]: how the server reads its own files
 DEEPEST = 4  # the experiment, a section, a list, a list in a list
 
 
@@ -35,8 +36,8 @@ def for_sites(experiment: Experiment) -> dict[str, Any]:
     """The experiment without what is only true on the server's machine: paths, its backend, its device."""
     settings = experiment.to_dict()
     settings["device"] = "cpu" if experiment.device == "cpu" else "auto"
-    settings["title"], settings["paper"] = "", {}
-    settings["data"] |= Data(name="own").model_dump(include={"name", "sites", "split"})
+    settings["title"], settings["tuned"], settings["paper"] = "", "", {}
+    settings["data"] |= Data(name="own").model_dump(include=AT_HOME)
     settings["method"] |= {"name": Path(settings["method"]["name"]).name}
     settings["backend"] = Backend(name="flower").model_dump()
     return settings

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.core.errors import TacitError
+from tacit.core.text import as_word
 from tacit.sites.guard import OTHER_CLOCK, UNKNOWN_KEY
 from tacit.sites.home import ServerHome, SiteHome, address_of, key_bytes
 from tacit.sites.jobs import HOME, Job, JobLog, job_path, leave_job
@@ -337,7 +338,7 @@ def submit(home: ServerHome, job: Job, say: Say) -> JobLog:
 
     needs_flower()
     end = time.monotonic() + job.wait
-    start, announced = f"tacit site serve --home {home.folder}", False
+    start, announced = f"tacit site serve --home {as_word(home.folder)}", False
     while not is_listening(home.local_address):
         if time.monotonic() > end:
             raise TacitError(f"Nobody listens on {home.local_address}. Start the server first: {start}")

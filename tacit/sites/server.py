@@ -25,6 +25,7 @@ from tacit.core.payload import write_atomically
 from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.federation import Federation
+from tacit.data.groups import group_warnings
 from tacit.data.party import FACTS, Facts, PartyData, facts_of, load_party, server_parts
 from tacit.data.placement import keep_back
 from tacit.data.split import Part, Split, validation_generator
@@ -40,6 +41,10 @@ from tacit.sites.site import site_setup
 from tacit.sites.wire import SharedFacts
 
 SITES = "sites.json"  # in the run folder: the run's name, who is which client, who was left out
+OTHER_SITES = (
+    "Nobody can see whether a site trains on a patient (or lesion) that the server tests with: images stay at home. "
+    "Agree on that with the sites; else the figures flatter."
+)
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,8 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
         largest_reply=job.largest_reply,
     )
     federated = say_hello(experiment, federated, transport, min(job.patience, 600.0), job.wait, len(records))
-    plan = plan_for(experiment, facts, server_party(path, facts), federated, file.load() if file else None)
+    party = server_party(path, facts, experiment.data.groups == "found")
+    plan = plan_for(experiment, facts, party, federated, file.load() if file else None)
     plan = replace(plan, warnings=(*plan.warnings, *_other_sizes(roster, federated), *_forgetful(federated, records)))
 
     def make_backend(plan: Plan, folder: OpenRun) -> Backend:
@@ -228,12 +234,12 @@ def for_sites_only(experiment: Experiment) -> None:
         )
 
 
-def server_party(path: Path, facts: Facts) -> PartyData:
+def server_party(path: Path, facts: Facts, guess_groups: bool = True) -> PartyData:
     """The server's own images; none, where its folder holds the facts alone."""
     if path.is_dir() and [entry.name for entry in path.iterdir() if not entry.name.startswith(".")] == [FACTS]:
         none = np.zeros((0, facts.channels, facts.size, facts.size), np.uint8)
         return PartyData(none, np.zeros(0, np.int64), none, np.zeros(0, np.int64))
-    return load_party(path, facts)
+    return load_party(path, facts, guess_groups)
 
 
 def plan_for(
@@ -243,10 +249,11 @@ def plan_for(
     each of them registered. `kind` is the class of a method that came from a file."""
     at_server = experiment.data.placement == "server"
     train, test = np.flatnonzero(party.labels >= 0) if at_server else np.zeros(0, np.int64), party.test_labels
-    images, labels = party.test_images, test
+    images, labels, groups = party.test_images, test, party.test_groups
     if not len(test):
         train, held_out = server_parts(party, at_server)
         images, labels = party.images[held_out], party.labels[held_out]
+        groups = None if party.groups is None else party.groups[held_out]
     if at_server and not len(train):
         raise TacitError(
             "The recipe has the labels at the server, but the server's data holds no labelled training image. Give "
@@ -255,6 +262,7 @@ def plan_for(
     left = [client for client in federated.labeled if federated.sites[client] not in federated.left_out]
     if not at_server and not left:
         raise TacitError("No site holds labels, and the recipe has none at the server: nothing could be learned.")
+    known = party.known_groups
     dataset = Dataset(
         name="sites",
         train_images=party.images[train],
@@ -265,7 +273,10 @@ def plan_for(
         mean=facts.mean,
         std=facts.std,
         mirror=facts.mirror,
-        note=f"real sites: {', '.join(federated.sites)}",
+        depth=facts.depth,
+        train_groups=None if known is None else known[train],
+        test_groups=None if known is None else groups,
+        note=f"real sites: {', '.join(federated.sites)}; {party.about_groups}",
     )
     nothing = np.zeros(0, np.int64)
     recipe = {
@@ -278,9 +289,10 @@ def plan_for(
     own, kept_back = np.arange(len(train)), tuple[np.ndarray, ...]()
     if experiment.data.validation:
         chance = validation_generator(experiment.seed, -1)
-        chosen = keep_back(party.labels[train], None, experiment.data.validation, chance)
+        chosen = keep_back(dataset.train_labels, dataset.train_groups, experiment.data.validation, chance)
         own, kept_back = np.flatnonzero(~chosen), (np.flatnonzero(chosen), *(nothing for _ in clients))
     split = Split(own, clients, np.arange(len(labels)), recipe, experiment.seed, "", kept_back)
     setup = site_setup(experiment, facts, len(federated.sites), federated.labeled)
     setup.build()  # a net that does not fit the images says so now
-    return Plan(experiment, stages_of(experiment, kind), dataset, split, setup, (), federated.images)
+    told = (OTHER_SITES, *group_warnings(dataset)) if len(labels) else ()
+    return Plan(experiment, stages_of(experiment, kind), dataset, split, setup, told, federated.images)

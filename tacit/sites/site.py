@@ -211,7 +211,8 @@ class Site:
         kept_back = np.zeros_like(labeled)
         if experiment.data.validation:
             chance = validation_generator(experiment.seed, request.client)
-            kept_back[labeled] = keep_back(party.labels[labeled], None, experiment.data.validation, chance)
+            groups = None if party.known_groups is None else party.known_groups[labeled]
+            kept_back[labeled] = keep_back(party.labels[labeled], groups, experiment.data.validation, chance)
         # As in a simulation: where every client has a few labels, those images count as unlabelled data, too.
         unlabeled = ~kept_back if placement == "clients" else ~labeled
         device = _device(experiment)
@@ -221,7 +222,9 @@ class Site:
                 torch.from_numpy(party.images[mask]).to(device), torch.from_numpy(party.labels[mask]).to(device)
             )
 
-        return OwnShard(Shard(part(labeled & ~kept_back), part(unlabeled).images), part(kept_back))
+        learned = part(labeled & ~kept_back)
+        repeated = len(learned) if placement == "clients" else 0
+        return OwnShard(Shard(learned, part(unlabeled).images, repeated), part(kept_back))
 
     def _party(self, request: Request) -> PartyData:
         facts = Facts(**request.facts.model_dump())

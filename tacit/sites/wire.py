@@ -50,6 +50,7 @@ class SharedFacts(Header):
     mean: Annotated[tuple[float, ...], Field(strict=False, max_length=3)]
     std: Annotated[tuple[float, ...], Field(strict=False, max_length=3)]
     mirror: bool
+    depth: Annotated[int, Field(ge=8, le=16)] = 16
 
     @model_validator(mode="after")
     def _one_for_each_channel(self) -> "SharedFacts":

@@ -46,6 +46,7 @@ class Views:
     strong: PoolName = "fixmatch"
     flip: bool = True  # does a left-right flip keep the class? (not for digits)
     dtype: torch.dtype = torch.float32
+    resize: int = 0  # resize-crop: pixels of the side before the crop (0: a quarter more than the image's own)
 
     def __post_init__(self) -> None:
         _refuse_unknown("weak", self.weak, get_args(WeakName))
@@ -54,6 +55,11 @@ class Views:
             raise TacitError(
                 f"Mean {self.mean} and standard deviation {self.std} do not fit together: give one of each for "
                 "every channel, and deviations above 0."
+            )
+        if self.resize and self.weak != "resize-crop":
+            raise TacitError(
+                f"views.resize = {self.resize} is the size before the crop of views.weak = 'resize-crop', but "
+                f"views.weak is '{self.weak}'. Write views.weak = 'resize-crop', or leave views.resize out."
             )
 
     def plain(self, images: Tensor) -> Tensor:
@@ -98,7 +104,7 @@ class Views:
         if self.weak == "crop":
             return crop_view(images, numbers, self.flip)
         if self.weak == "resize-crop":
-            return resize_crop_view(images, numbers, self.flip)
+            return resize_crop_view(images, numbers, self.flip, self.resize)
         return images
 
     def _strengthen(self, images: Tensor, numbers: Tensor) -> Tensor:
@@ -133,6 +139,15 @@ class Views:
                 f"These images have {channels} channel(s) of {height}×{width} pixels; this Views was made for "
                 f"{len(self.mean)}. Views need 1 or 3 channels, a mean and a standard deviation for each, and "
                 "sides of at least 8 pixels (set data.image_size to enlarge)."
+            )
+        self.check_size(height)
+
+    def check_size(self, size: int) -> None:
+        """Refuse a resize-crop that would have to make images of this size smaller."""
+        if 0 < self.resize < size:
+            raise TacitError(
+                f"views.resize = {self.resize} is below the size of the images, {size} pixels: a crop of that size "
+                f"would not fit. Write views.resize = {size} or more (0: a quarter more), or a smaller data.image_size."
             )
 
 

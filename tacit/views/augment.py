@@ -192,8 +192,8 @@ def crop_view(images: Tensor, numbers: Tensor, may_flip: bool = True) -> Tensor:
     return reflect_crop(images, top, left, (numbers[:, 0] < 0.5) & may_flip)
 
 
-def resize_crop_view(images: Tensor, numbers: Tensor, may_flip: bool = True) -> Tensor:
-    """CBAFed's weak view: enlarge by a quarter (`enlarged`), crop the old size, flip with probability ½.
+def resize_crop_view(images: Tensor, numbers: Tensor, may_flip: bool = True, side: int = 0) -> Tensor:
+    """CBAFed's weak view: enlarge by a quarter (`enlarged`) or to `side`, crop the old size, flip with probability ½.
 
     Only the pixels inside the window are computed, few images at a time: what is between stays in the cache of
     the processor, which makes it faster by a third.
@@ -203,11 +203,12 @@ def resize_crop_view(images: Tensor, numbers: Tensor, may_flip: bool = True) -> 
     (torch.Size([2, 1, 8, 8]), [9])
     """
     height, width = images.shape[2:]
-    top = choose(numbers[:, 1], enlarged(height) - height + 1).to(images.device)
-    left = choose(numbers[:, 2], enlarged(width) - width + 1).to(images.device)
+    taller, wider = side or enlarged(height), side or enlarged(width)
+    top = choose(numbers[:, 1], taller - height + 1).to(images.device)
+    left = choose(numbers[:, 2], wider - width + 1).to(images.device)
     columns = _facing(_span(left, width), ((numbers[:, 0] < 0.5) & may_flip).to(images.device))
     pieces = zip(images.split(128), _span(top, height).split(128), columns.split(128), strict=True)
-    return torch.cat([enlarge(piece, enlarged(height), enlarged(width), *places) for piece, *places in pieces])
+    return torch.cat([enlarge(piece, taller, wider, *places) for piece, *places in pieces])
 
 
 def cutout(images: Tensor, across: Tensor, down: Tensor, side: Tensor, fill: tuple[int, ...]) -> Tensor:

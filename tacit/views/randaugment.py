@@ -1,11 +1,12 @@
 """RandAugment for a batch: every image draws its own operations; images with the same operation go together.
 
 A pool says which operations there are, how many are picked, how strong they are and what cutout follows. The
-three pools are those of the public code that the papers used (see docs/views.md):
+first three pools are those of the public code that the papers used, the last is DDRFed's text (see docs/views.md):
 
     fixmatch       2 of 14, each used with probability ½, strength 1 … 9 of 10; a hole of half the side
     ssl            3 of 14, all used, any strength; a hole of up to half the width
     semifl-legacy  2 of 15 made for large images, each used with probability ½, full strength; no further hole
+    ddrfed         3 of 14, all used, strength 5 of 10; no hole
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from tacit.views.pixels import (
     solarize,
 )
 
-PoolName = Literal["fixmatch", "ssl", "semifl-legacy"]
+PoolName = Literal["fixmatch", "ssl", "semifl-legacy", "ddrfed"]
 
 PICK_NUMBERS = 5  # random numbers for one pick: operation, whether used, strength, two for direction or place
 HOLE_NUMBERS = 3  # random numbers for the last cutout: across, down, side
@@ -112,6 +113,12 @@ _SMALL_IMAGE_OPERATIONS = (
     Operation("shear_y", span=0.3, signed=True),
 )
 
+_SSL_OPERATIONS = (
+    *_SMALL_IMAGE_OPERATIONS,
+    Operation("translate_x", span=0.3, signed=True, of_side=True),
+    Operation("translate_y", span=0.3, signed=True, of_side=True),
+)
+
 POOLS = MappingProxyType(
     {
         "fixmatch": Pool(
@@ -127,11 +134,7 @@ POOLS = MappingProxyType(
             fill=(127, 127, 127),
         ),
         "ssl": Pool(
-            operations=(
-                *_SMALL_IMAGE_OPERATIONS,
-                Operation("translate_x", span=0.3, signed=True, of_side=True),
-                Operation("translate_y", span=0.3, signed=True, of_side=True),
-            ),
+            operations=_SSL_OPERATIONS,
             picks=3,
             chance=1.0,
             level=lambda number: 10 * number,
@@ -161,6 +164,14 @@ POOLS = MappingProxyType(
             level=lambda number: torch.full_like(number, 10),
             hole=None,
             fill=(127, 127, 127),
+        ),
+        "ddrfed": Pool(  # Sec. 4.1.1: "three random transformations … with an intensity level of 5"
+            operations=_SSL_OPERATIONS,
+            picks=3,
+            chance=1.0,
+            level=lambda number: torch.full_like(number, 5),
+            hole=None,
+            fill=(125, 123, 114),
         ),
     }
 )

@@ -1,5 +1,6 @@
 """DDRFed: generated images for everybody, dynamic class-balanced thresholds, learning what unclear images are not."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -10,19 +11,19 @@ from torch import Tensor, nn
 from tacit.contract.method import (
     UNKNOWN,
     Count,
+    Epochs,
     Held,
     Method,
     NotNegative,
     Positive,
     Reply,
+    Rounds,
     Share,
     Stage,
     Task,
-    mean_model,
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
-from tacit.methods.cbafed import CBAFedWarmUp
 from tacit.methods.ddrfed.gdgm import generator_stages, mean_figure
 from tacit.methods.ddrfed.generator import GDGM
 from tacit.nets.optimizer import live_taps_only, optimizer_step
@@ -31,8 +32,10 @@ from tacit.pieces.consistency import paired_batches
 from tacit.pieces.label import PseudoLabels, class_counts, confident
 from tacit.pieces.loss import masked_cross_entropy
 from tacit.pieces.threshold import class_shares
-from tacit.pieces.train import View
+from tacit.pieces.train import View, batches
 from tacit.views.dsa import DSA_OPERATIONS, dsa
+
+Weak = Literal["dsa", "views"]
 
 HIGHEST_THRESHOLD = 0.999  # thresholds stay between 1/K and this
 AGREEMENT = 0.999  # "accuracy at least 99.9 %" (Eq. 22)
@@ -54,13 +57,13 @@ class DDRFed(GDGM, Method):
     alpha: Annotated[Share, "what the running means of the confidence keep, by batch"] = 0.999
     threshold: Annotated[Share, "confidence a pseudo-label needs, without dcbt"] = 0.95
     view: Annotated[Literal["strong", "weak"], "on which a pseudo-label is learned (Algorithm 2, or Eq. 11)"] = "strong"
-    weak: Annotated[Literal["dsa", "views"], "weak views: DSA, one operation a batch; or those of views.weak"] = "dsa"
+    weak: Annotated[Weak, "weak views in all stages: DSA, one operation a batch; or those of views.weak"] = "dsa"
     rnl_top: Annotated[Count, "classes that are never negative (0: found by agreement of the views)"] = 0
     rnl_change: Annotated[bool, "the strong view judges and the weak one learns"] = False
-    labeled_share: Annotated[Share, "of the weight, for the labelled parties together (where phi is 0)"] = 0.5
+    labeled_share: Annotated[Share, "least weight of the labelled parties together (where phi is 0)"] = 0.5
     phi: Annotated[NotNegative, "instead: labelled parties' examples weigh so many times (0: labeled_share)"] = 0.0
-    warmup: Annotated[Count, "rounds of labelled parties alone before"] = 200
-    warmup_epochs: Annotated[Count, "epochs in a round of the warm-up (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds of labelled parties alone before"] = 200
+    warmup_epochs: Annotated[Epochs, "epochs in a round of the warm-up (0: train.epochs)"] = 0
     unlabeled_lr: Annotated[Positive, "learning rate where there are no labels"] = 0.02
 
     citation: ClassVar[str] = (
@@ -72,7 +75,7 @@ class DDRFed(GDGM, Method):
     client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
     client_keeps: ClassVar = {"dema?": "any", "generated?": "any"}
     presets: ClassVar = {  # what the paper sets otherwise (SGD, rate, batch) are tacit's defaults
-        "paper": {"rounds": 500, "net.name": "resnet18", "net.norm": "bn", "views.strong": "ssl"},
+        "paper": {"rounds": 500, "net.name": "resnet18", "net.norm": "bn", "views.strong": "ddrfed"},
         "smoke": {
             "alpha": 0.5,
             "warmup": 1,
@@ -97,7 +100,7 @@ class DDRFed(GDGM, Method):
         return held.label_passes(epochs), epochs
 
     def before(self) -> tuple[Stage, ...]:
-        alone = CBAFedWarmUp(labeled_epochs=self.warmup_epochs, residual_client=0.0, residual_server=0.0, warmup=0)
+        alone = LabelsAlone(epochs=self.warmup_epochs, weak=self.weak)
         warm_up = (Stage("warm-up", alone, self.warmup),) if self.warmup else ()
         return (*generator_stages(self), *warm_up) if self.gdgm else warm_up
 
@@ -113,8 +116,9 @@ class DDRFed(GDGM, Method):
         model, own = me.model(task.weights("model")), me.shard.labeled
         generated = [tensor_in(memory, "generated").to(me.device)] if "generated" in memory else []
         images, generator = torch.cat([me.shard.unlabeled, *generated]), me.rng("views")
-        weak = dsa_view(me) if self.weak == "dsa" else me.views.weak_view  # Ω of the paper
-        optimizer = me.optimizer(model, None if len(own) else me.scheduled(self.unlabeled_lr))
+        weak = weak_view(self.weak, me)  # Ω of the paper
+        rate, steps = None if len(own) else me.scheduled(self.unlabeled_lr), me.steps(max(len(images), len(own)))
+        optimizer = me.optimizer(model, rate, steps=steps)
         share, statistics, tally = task.tensor("shares"), self.recall(memory, me), Tally(me, len(images))
 
         def accept(probs: Tensor) -> PseudoLabels:
@@ -169,8 +173,7 @@ class DDRFed(GDGM, Method):
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         parties, labeled = list(replies), [reply.client in hub.labeled_clients for reply in replies]
         if len(hub.shard.labeled):
-            own, model = class_counts(hub.shard.labeled.labels, hub.classes), hub.finetune(weights_in(state, "model"))
-            parties.append(Reply(send={"model": model, "counts": own}, examples=float(own.sum())))
+            parties.append(learn_labels(weights_in(state, "model"), hub, self.weak))
             labeled.append(True)
         examples = [party.examples for party in parties]
         boosted = [self.phi * n if has else n for n, has in zip(examples, labeled, strict=True)]
@@ -183,7 +186,7 @@ class DDRFed(GDGM, Method):
         if not any(weights):
             return state
         counts = torch.stack([party.tensor("counts") for party in parties]).sum(dim=0)  # Eq. 14
-        return {"model": mean_model(parties, weights), "counts": counts}
+        return {"model": hub.mean_model(weights_in(state, "model"), parties, weights), "counts": counts}
 
     def recall(self, memory: Payload, me: Client) -> Weights:
         """The running means of this client's confidence: they begin at 1/K and stay with it (DCBT alone)."""
@@ -287,6 +290,63 @@ def negative_loss(judge: Tensor, learner: Tensor, low: Tensor, top: int) -> Tens
     negative = (ranks(judge) > top) & low.unsqueeze(1)
     suppressed = torch.log1p(-learner.clamp(max=HIGHEST_PROBABILITY))
     return (suppressed * negative).sum().neg().add(0.0) / max(len(judge), 1)
+
+
+@dataclass(frozen=True)
+class LabelsAlone(Method):
+    """The stage before: the labelled parties alone, on the same views as in the main stage, and their class counts."""
+
+    epochs: Annotated[Count, "on the labels in a round (0: train.epochs)"] = 0
+    weak: Annotated[Weak, "DSA, or the views of views.weak"] = "dsa"
+
+    client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
+
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        return self.epochs or epochs, 0
+
+    def server_send(self, state: Payload, hub: Hub) -> list[Task]:
+        asked = hub.sample_clients(hub.labeled_clients) if hub.labeled_clients else []
+        return [Task(client, {"model": state["model"]}) for client in asked]
+
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
+        return learn_labels(task.weights("model"), me, self.weak, self.epochs)
+
+    def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        parties = list(replies)
+        if len(hub.shard.labeled):
+            parties.append(learn_labels(weights_in(state, "model"), hub, self.weak, self.epochs))
+        weights = shares([party.examples for party in parties])
+        hub.note(party_weights=weights)
+        if not any(weights):
+            return state
+        counts = torch.stack([party.tensor("counts") for party in parties]).sum(dim=0)
+        return {"model": hub.mean_model(weights_in(state, "model"), parties, weights), "counts": counts}
+
+
+def learn_labels(weights: Weights, side: Client | Hub, weak: Weak, epochs: int = 0) -> Reply:
+    """A labelled party's round on its labels alone (Eq. 10), and how many of each class they are (Eq. 12)."""
+    model, own = side.model(weights), side.shard.labeled
+    epochs, loss = epochs or side.epochs, math.nan
+    if weak == "views":
+        loss = side.fit_labeled(model, epochs)
+    else:  # batch by batch: one operation of DSA is for the images of one step
+        optimizer = side.optimizer(model, steps=side.steps(len(own), epochs=epochs))
+        view, generator = weak_view(weak, side), side.rng("labeled views")
+        for _ in range(epochs):
+            losses: list[float] = []
+            with live_taps_only(model, optimizer):
+                for which in batches(len(own), side.train.batch, generator):
+                    step = side.label_loss(model(view(own.images[which], generator)), own.labels[which])
+                    optimizer_step(model, optimizer, step, side.train.clip)
+                    losses.append(float(step.detach()))
+            loss = sum(losses) / max(len(losses), 1)
+    send: Payload = {"model": side.weights(model), "counts": class_counts(own.labels, side.classes)}
+    return Reply(send=send, examples=len(own), metrics={"loss": loss})
+
+
+def weak_view(name: Weak, side: Party) -> View:
+    """What is called weak: DSA, or the views of the experiment."""
+    return dsa_view(side) if name == "dsa" else side.views.weak_view
 
 
 def dsa_view(side: Party) -> View:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contract.method import UNKNOWN, Held, Method, Reply, Stage, Task, mean_model
+from tacit.contract.method import UNKNOWN, Held, Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, tensor_in, weights_in
 from tacit.methods.ddrfed.diffusion import denoising_loss, ema_decay, from_bytes
@@ -79,7 +79,7 @@ class Diffusion(GDGM, Method):
             held[reply.client] = reply.examples
         if not any(reply.examples for reply in replies):
             return {**state, "held": held}
-        unet = mean_model(replies, name="unet")  # Eq. 9
+        unet = hub.mean_model(weights_in(state, "unet"), replies, name="unet")  # Eq. 9
         hub.note(denoising_loss=mean_figure(replies, "denoising_loss"))
         ema = residual(weights_in(state, "ema"), unet, ema_decay(self.ema, hub.round)) if hub.round else unet
         return {"unet": unet, "ema": ema, "held": held}

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tacit.contract.method import AtLeastOne, NotNegative, Positive, Share
+from tacit.contract.method import AtLeastOne, Length, NotNegative, Positive, Share
 from tacit.core.payload import Weights
 from tacit.methods.ddrfed.diffusion import STEPS, Sampler, sample
 from tacit.nets.unet import UNet, build_unet
@@ -22,7 +22,7 @@ class GDGM:
     """What the generator is, how it is trained and how much it draws: options that the stages share."""
 
     psi: Annotated[NotNegative, "generated images for each real one"] = 1.0
-    diffusion_rounds: Annotated[AtLeastOne, "rounds in which the generator is trained"] = 40
+    diffusion_rounds: Annotated[AtLeastOne, Length(), "rounds in which the generator is trained"] = 40
     diffusion_epochs: Annotated[AtLeastOne, "local epochs in such a round"] = 10
     diffusion_batch: Annotated[AtLeastOne, "images a step"] = 128
     diffusion_lr: Annotated[Positive, "learning rate of the generator (Adam)"] = 2e-4
@@ -31,7 +31,7 @@ class GDGM:
     width: Annotated[int, Field(ge=4, le=4096, multiple_of=4), "channels of the U-Net at full size"] = 128
     halvings: Annotated[int, Field(ge=1, le=10), "times the U-Net halves the image and doubles it again"] = 3
     blocks: Annotated[int, Field(ge=1, le=100), "residual blocks of the U-Net at each size"] = 2
-    generation_rounds: Annotated[AtLeastOne, "parts in which images are drawn and dealt"] = 50
+    generation_rounds: Annotated[AtLeastOne, Length(), "parts in which images are drawn and dealt"] = 50
     sampler: Annotated[Sampler, "ddpm as published, or ddim: fewer steps will do"] = "ddpm"
     sampling_steps: Annotated[int, Field(ge=1, le=STEPS), "steps from noise to an image"] = STEPS
 

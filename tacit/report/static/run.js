@@ -15,6 +15,7 @@ function renderRun() {
   section.replaceChildren(
     runHead(run),
     ...(last === null ? [] : [roundPicker(run, steps, last)]),
+    ...recallTable(run),
     ...part("Classes", [...gridPlots(run, isOfClasses, common), ...cubePlots(run, isOfClasses)]),
     ...part("What the method noted", [...gridPlots(run, isNoted, common), ...cubePlots(run, isNoted)], leftOut(run)),
     ...part("Split", splitPlots(run), splitNotes(run)),
@@ -74,6 +75,18 @@ function runHead(run) {
     figures.length ? el("dl", { class: "tiles" }, ...figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))) : null,
     figures.length ? el("p", { class: "quiet" }, `${run.state === "finished" ? "The result is" : "So far, by the rule"} ${rule}.${paper}`) : null,
   );
+}
+
+// Of the model after the last round; a class with few test images has a wide interval, and that is the point.
+function recallTable(run) {
+  if (!run.recall.length) return [];
+  const whole = (share) => Math.round(100 * share);
+  const rows = run.recall.map((one) =>
+    el("tr", {}, el("th", { scope: "row" }, one.class), el("td", {}, show(one.images)), el("td", {}, one.images ? show(one.recall, "share") : "–"), el("td", {}, one.images ? `${whole(one.interval[0])} to ${whole(one.interval[1])} %` : "–")),
+  );
+  const head = el("tr", {}, ...["class", "test images", "recognised", "95 % interval"].map((name) => el("th", { scope: "col" }, name)));
+  const table = el("table", { class: "recall" }, el("caption", {}, "How many test images of each class the last model recognises"), el("thead", {}, head), el("tbody", {}, ...rows));
+  return [el("h3", {}, "Recall by class"), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Recall by class" }, table)];
 }
 
 // --- A round ------------------------------------------------------------------------------------------
