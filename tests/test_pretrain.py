@@ -15,7 +15,7 @@ from tacit.core.payload import weights_in
 from tacit.core.settings import Experiment
 from tacit.engine.run import run_experiment
 from tacit.methods import find_method, known_methods
-from tacit.runs.plan import stages_of
+from tacit.runs.plan import prepare, stages_of
 from tacit.runs.watchers import NullWatcher
 from tacit.sites.server import run_at_sites
 from tacit.testing.trial import Interruptions
@@ -127,3 +127,18 @@ def test_it_shrinks_with_the_rest_and_is_no_part_of_the_bounds() -> None:
 def test_what_cannot_be_is_refused(settings: dict, why: str) -> None:
     with pytest.raises(TacitError, match=why):
         resolve(settings)
+
+
+@pytest.mark.parametrize("method", ["fedu", "fedema", "orchestra"])
+def test_what_would_travel_is_estimated_with_the_heads(method: str, tmp_path: Path) -> None:
+    """As many bytes as the first round really sends up; Orchestra's centroids come on top."""
+    experiment = pretrained(pretrain__method=method, pretrain__rounds=2, rounds=1)
+    run = run_experiment(experiment, tmp_path / "run")
+    net = prepare(experiment).setup.build()
+    classifier = sum(t.numel() * t.element_size() for t in net.state_dict().values())
+    stage = stages_of(experiment)[0].method
+    each = stage.estimated_weights_bytes(classifier, 1, net.fc.in_features)  # type: ignore[union-attr, arg-type]
+    groups = sum(kind == "weights" for kind in stage.client_sends.values())
+    first = run.records[0]
+    sent = first["bytes_up"] / len(first["answered"])
+    assert sent - 16 * 8 * 4 - groups <= groups * each <= sent

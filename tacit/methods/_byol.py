@@ -9,8 +9,8 @@ from pydantic import Field
 from tacit.contract.method import Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
-from tacit.methods._self_supervised import FeatureStage, feature_size
-from tacit.nets.heads import head
+from tacit.methods._self_supervised import FeatureStage
+from tacit.nets.heads import feature_size, head, head_bytes
 from tacit.pieces.siamese import Siamese, learn_siamese
 from tacit.pieces.train import weights_of
 
@@ -75,6 +75,10 @@ class ByolStage(Byol, FeatureStage):
 
     def begins_anew(self, memory: Payload, me: Client) -> bool:
         return "online" not in memory
+
+    def estimated_weights_bytes(self, classifier: int, channels: int, features: int = 0) -> int:
+        projector = head_bytes(features, self.hidden, self.projection)
+        return (classifier + projector + head_bytes(self.projection, self.hidden, self.projection)) // 3
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         model = weights_in(super().server_start(hub, past), "model")

@@ -107,15 +107,6 @@ def options_for(stage: type[Method], method: Method) -> dict[str, Any]:
     return {option.name: getattr(method, option.name) for option in dataclasses.fields(stage)}
 
 
-def feature_size(weights: Weights) -> int:
-    """How many numbers a net with these weights makes of an image: what goes into its head `fc`.
-
-    >>> feature_size({"fc.weight": torch.zeros(10, 64)})
-    64
-    """
-    return weights["fc.weight"].shape[1]
-
-
 def fit_head(
     model: Net,
     images: Tensor,

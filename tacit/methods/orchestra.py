@@ -12,8 +12,8 @@ from tacit.contract.method import AtLeastOne, Method, Positive, Reply, Share, Ta
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
 from tacit.methods._byol import Units
-from tacit.methods._self_supervised import FeatureStage, SelfSupervised, feature_size, options_for
-from tacit.nets.heads import head
+from tacit.methods._self_supervised import FeatureStage, SelfSupervised, options_for
+from tacit.nets.heads import feature_size, head, head_bytes
 from tacit.nets.layers import initialise
 from tacit.nets.optimizer import optimizer_step
 from tacit.pieces.cluster import equal_clusters, global_clusters
@@ -85,6 +85,10 @@ class OrchestraFeatures(Clustering, FeatureStage):
     server_sends: ClassVar = {**dict.fromkeys(averaged, "weights"), "centroids?": "any"}
     client_sends: ClassVar = {**dict.fromkeys(averaged, "weights"), "local": "any"}
     client_keeps: ClassVar = {"projections": "any"}
+
+    def estimated_weights_bytes(self, classifier: int, channels: int, features: int = 0) -> int:
+        rotation = 4 * TURNS * (self.projection + 1)
+        return (2 * classifier + 2 * head_bytes(features, self.hidden, self.projection) + rotation) // 5
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         model = weights_in(super().server_start(hub, past), "model")

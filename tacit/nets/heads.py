@@ -1,7 +1,9 @@
 """Small nets on top of another net's features: the projectors and predictors of self-supervised learning."""
 
+from collections.abc import Mapping
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.nets.layers import initialise
 
@@ -28,3 +30,21 @@ def head(
     if generator is not None:
         initialise(net, generator)
     return net
+
+
+def feature_size(weights: Mapping[str, Tensor]) -> int:
+    """How many numbers a net with these weights makes of an image: what goes into its head `fc`.
+
+    >>> feature_size({"fc.weight": torch.zeros(10, 64)})
+    64
+    """
+    return weights["fc.weight"].shape[1]
+
+
+def head_bytes(inputs: int, hidden: int, outputs: int) -> int:
+    """What a head weighs when it travels.
+
+    >>> head_bytes(8, 4, 2) == sum(4 * tensor.numel() for tensor in head(8, 4, 2).state_dict().values())
+    True
+    """
+    return 4 * (inputs * hidden + 3 * hidden + hidden * outputs + outputs)

@@ -47,7 +47,7 @@ class Diffusion(GDGM, Method):
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> None:
         return None
 
-    def estimated_weights_bytes(self, classifier: int, channels: int) -> int:
+    def estimated_weights_bytes(self, classifier: int, channels: int, features: int = 0) -> int:
         net = self.new_unet(channels)
         return sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
 
