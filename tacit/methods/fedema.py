@@ -35,7 +35,6 @@ class FedEMA(Byol, SelfSupervised):
             "hidden": 4096,
             "projection": 2048,
             "net.name": "resnet18",
-            "net.stem": "cifar",
             "net.norm": "bn",
             "train.batch": 128,
             "train.epochs": 5,

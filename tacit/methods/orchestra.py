@@ -55,7 +55,6 @@ class Orchestra(Clustering, SelfSupervised):
         "paper": {
             "projection": 512,
             "net.name": "resnet18",
-            "net.stem": "cifar",
             "net.norm": "bn",
             "train.batch": 16,
             "train.epochs": 10,
