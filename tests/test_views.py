@@ -240,3 +240,24 @@ def test_float_images_from_0_to_1_give_the_views_of_their_bytes() -> None:
     for kind in ("weak_view", "strong_view", "raw_weak"):
         seen = [getattr(views, kind)(form, generator("float")) for form in (images, images.float() / 255)]
         assert torch.equal(*seen)
+
+
+def test_siamese_views_do_not_depend_on_the_other_images() -> None:
+    images = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    views, seeded = Views((0.5,) * 3, (0.25,) * 3), torch.Generator().manual_seed(2)
+    whole = views.siamese_view(images, torch.Generator().manual_seed(2))
+    parts = [views.siamese_view(part, seeded) for part in (images[:5], images[5:])]
+    assert torch.equal(whole, torch.cat(parts))
+    assert not torch.equal(whole, views.siamese_view(images, seeded))  # another chance, another view
+
+
+def test_siamese_views_show_a_part_in_other_colours_and_mirror_only_where_allowed() -> None:
+    ramp = torch.arange(32, dtype=torch.uint8).mul(8).expand(400, 3, 32, 32).contiguous()  # bright to the right
+    for flip, least, most in ((False, 0, 0), (True, 150, 250)):
+        views = Views((0.0,) * 3, (1.0,) * 3, flip=flip).siamese_view(ramp, torch.Generator().manual_seed(0))
+        mirrored = (views[..., -1].mean(dim=(1, 2)) < views[..., 0].mean(dim=(1, 2))).sum()
+        assert least <= int(mirrored) <= most
+    assert float(views.min()) >= 0
+    assert float(views.max()) <= 1
+    spread = views.amax(dim=3) - views.amin(dim=3)
+    assert float(spread.mean()) < 0.9 * float(ramp.float().amax() - ramp.float().amin()) / 255  # parts, not wholes

@@ -16,6 +16,7 @@ from tacit.data.groups import NO_GROUPS
 from tacit.data.split import class_table, party_names
 from tacit.evaluation.interval import interval_text
 from tacit.inference.model import Description
+from tacit.methods import find_method
 from tacit.runs.plan import Plan
 
 MOST_PARTIES = 30  # more are summed up
@@ -210,6 +211,11 @@ def _method(page: Document, plan: Plan) -> None:
         ),
         Text(f"Method {name} ({options or 'no options'}). {method.citation}."),
     )
+    if experiment.pretrain.on:
+        learner = experiment.pretrain.method
+        page.add(
+            Text(f"It began with features that {learner} learned without labels. {find_method(learner).citation}.")
+        )
 
 
 def _pseudo_labels(

@@ -21,6 +21,7 @@ from tacit.data.glance import glance
 from tacit.data.mapped import told
 from tacit.data.sources import is_here, is_own
 from tacit.methods import find_method
+from tacit.nets.heads import feature_size
 from tacit.pieces.train import at_once, weights_of
 from tacit.runs.checks import check_settings
 from tacit.runs.costs import Speed, time_net
@@ -89,10 +90,11 @@ def show_cost(plan: Plan, weights: int, screen: SafeConsole) -> None:
     held = typical_client(plan.split, plan.setup.train.batch)
     table = Table("stage", "rounds", "clients a round", "down", "up", "time (rough)", title="What it would cost")
     total, unknown = 0.0, list[str]()
+    features = feature_size(plan.setup.build().state_dict())
     for stage in plan.stages:
         method = stage.method
         asked = plan.setup.participation.count(plan.setup.clients)
-        sent = method.estimated_weights_bytes(weights, plan.setup.channels)
+        sent = method.estimated_weights_bytes(weights, plan.setup.channels, features)
         down, up = (
             travel(
                 [parse(kind).nbytes(sent, len(plan.setup.classes)) for kind in kinds.values()],

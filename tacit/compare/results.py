@@ -54,7 +54,7 @@ def bounds_of(experiment: Experiment, as_many: bool = False) -> tuple[Experiment
     """
     rounds = sum(stage.rounds for stage in stages_of(experiment))
     epochs = label_passes_a_round(experiment) if as_many else experiment.train.epochs
-    settings = {**experiment.to_dict(), "method": {"name": "fedavg"}, "rounds": rounds}
+    settings = {**experiment.to_dict(), "method": {"name": "fedavg"}, "rounds": rounds, "pretrain": {}}
     lower = resolve(settings, {"train.epochs": max(epochs, experiment.train.epochs)})
     return lower, resolve(lower.to_dict(), {"data.reveal": "all"})
 
@@ -72,7 +72,7 @@ def bound_of(experiment: Experiment) -> str:
     """'lower' or 'upper' for plain FedAvg on the labels that exist or on all of them, else ''."""
     plain = resolve({"method.name": "fedavg"}).method
     options = {key: value for key, value in experiment.method.items() if key != "preset"}
-    if options != {key: value for key, value in plain.items() if key != "preset"}:
+    if options != {key: value for key, value in plain.items() if key != "preset"} or experiment.pretrain.on:
         return ""
     return "upper" if experiment.data.reveal == "all" else "lower"
 

@@ -68,13 +68,13 @@ def options_of(method: type) -> list[str]:
     return [field.name for field in dataclasses.fields(method)]
 
 
-def unknown_option(method: type[Method] | type, key: str) -> TacitError:
+def unknown_option(method: type[Method] | type, key: str, where: str = "method") -> TacitError:
     """Why an option cannot be taken, and what to do: whose it is, if it is another method's."""
     known = options_of(method)
     near, has = nearest(key, known), ", ".join(known) or "none"
     owners = [name for name in known_methods() if key in options_of(find_method(name))]
-    if near or not owners:
-        return TacitError(f"{method.__name__} has no option 'method.{key}'.{near} It has: {has}.")
+    if near or not owners or where != "method":
+        return TacitError(f"{method.__name__} has no option '{where}.{key}'.{near} It has: {has}.")
     whose = "fixmatch" if "fixmatch" in owners else owners[0]
     others = f"{', '.join(owners[:4])}{', …' if len(owners) > 4 else ''}"
     return TacitError(

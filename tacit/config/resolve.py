@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tacit.config.method_tables import chosen_tables, options_of, unknown_option
-from tacit.contract.method import Method
+from tacit.contract.method import Method, Stage
 from tacit.core.errors import TacitError, nearest
 from tacit.core.paths import invalid_text, user_path
 from tacit.core.settings import MOST_SEED, Experiment, explain, flatten, nest, not_a_number, shown
@@ -50,7 +50,7 @@ def resolve(*layers: Mapping[str, Any]) -> Experiment:
     except ValidationError as error:
         raise TacitError(explain(error)) from None
     full = {"name": merged["method"]["name"], "preset": preset, **chosen}
-    experiment = experiment.model_copy(update={"method": full})
+    experiment = with_pretrain_options(experiment.model_copy(update={"method": full}))
     check_together(experiment, method)
     return experiment
 
@@ -152,6 +152,29 @@ def check_together(experiment: Experiment, method: type[Method]) -> None:
         )
 
 
+def with_pretrain_options(experiment: Experiment) -> Experiment:
+    """The experiment with all options of the method that [pretrain] names, checked and written out.
+
+    >>> resolve({"pretrain": {"method": "fedema", "rounds": 5, "options": {"tau": 0.5}}}).pretrain.options["tau"]
+    0.5
+    """
+    pretrain = experiment.pretrain
+    if not pretrain.on:
+        return experiment
+    options = validated_options(find_method(pretrain.method), pretrain.options, "pretrain.options")
+    return experiment.model_copy(update={"pretrain": pretrain.model_copy(update={"options": options})})
+
+
+def build_pretraining(experiment: Experiment) -> tuple[Stage, ...]:
+    """The stage that [pretrain] asks for: what its method has before its classifier, for so many rounds."""
+    pretrain = experiment.pretrain
+    if not pretrain.on:
+        return ()
+    method: Method = TypeAdapter(find_method(pretrain.method)).validate_python(pretrain.options)
+    (stage,) = method.before()
+    return (Stage("pretrain", stage.method, pretrain.rounds),)
+
+
 def build_method(experiment: Experiment, kind: type[Method] | None = None) -> Method:
     """The method object with its options; `kind` is its class, where that was found before."""
     options = {key: value for key, value in experiment.method.items() if key not in ("name", "preset")}
@@ -177,23 +200,23 @@ def is_path(name: str) -> bool:
     return name.endswith((".py", ".npz", ".csv", ".tsv", ".parquet", "/")) or name.startswith((".", "/", "~"))
 
 
-def validated_options(method: type, options: dict[str, Any]) -> dict[str, Any]:
+def validated_options(method: type, options: dict[str, Any], where: str = "method") -> dict[str, Any]:
     """All options of a method, checked: those that are given and the defaults of the others."""
     known = options_of(method)
     for key in options:
         if key not in known:
-            raise unknown_option(method, key)
+            raise unknown_option(method, key, where)
     hints = typing.get_type_hints(method)
     for key, value in options.items():
         if why := not_a_number(hints[key], value):
-            raise TacitError(f"method.{key} = {why}, as in method.{key} = 1.")
+            raise TacitError(f"{where}.{key} = {why}, as in {where}.{key} = 1.")
         # An own method may have numbers without bounds, which pydantic takes as they are.
         if isinstance(value, float) and not math.isfinite(value):
-            raise TacitError(f"method.{key} = {value}: input should be a finite number.")
+            raise TacitError(f"{where}.{key} = {value}: input should be a finite number.")
         if isinstance(value, int) and abs(value) > MOST_SEED:
-            raise TacitError(f"method.{key} = {shown(value)} is too large: a whole number of TOML has 64 bits.")
+            raise TacitError(f"{where}.{key} = {shown(value)} is too large: a whole number of TOML has 64 bits.")
     try:
         built: object = TypeAdapter(method).validate_python(options)
     except ValidationError as error:
-        raise TacitError(explain(error, prefix="method.")) from None
+        raise TacitError(explain(error, prefix=f"{where}.")) from None
     return {name: getattr(built, name) for name in known}

@@ -86,6 +86,7 @@ def scaled(experiment: Experiment, scale: str, fixed: Collection[str] = ()) -> S
         raise TacitError(f"--scale cannot shrink a saved split (data.split = '{data.split}'). Leave one of them out.")
     whole, classes = size_of(data)
     images, labels = data.subset or whole, part(data.labels, fraction)
+    learned = experiment.pretrain.rounds
     narrow = nets.narrowed(experiment.net.name, math.sqrt(fraction))
     at_least = " (one a class at least)" if labels < classes else ""
     smaller = {  # the setting: what it becomes, and in words what that is of
@@ -93,6 +94,7 @@ def scaled(experiment: Experiment, scale: str, fixed: Collection[str] = ()) -> S
         "data.labels": (max(classes, labels), f"of {data.labels:,} labels{at_least}"),
         "rounds": (part(experiment.rounds, fraction), f"of {experiment.rounds} rounds"),
         **{f"method.{name}": (part(count, fraction), f"of {count} {name}") for name, count in lengths(method).items()},
+        "pretrain.rounds": (part(learned, fraction), f"of {learned} rounds of pretraining"),
         "net.name": (narrow, f"for {experiment.net.name}"),
         "data.min_size": (max(1, math.floor(data.min_size * fraction)), ""),
         "evaluate_every": (part(experiment.evaluate_every, fraction), ""),
@@ -102,7 +104,7 @@ def scaled(experiment: Experiment, scale: str, fixed: Collection[str] = ()) -> S
         del smaller["server.answer_rounds"]
     if data.placement == "some-clients":  # there the labels are those of the labelled clients' images
         del smaller["data.labels"]
-    before = {**flatten(experiment.to_dict()), "data.subset": images}
+    before = {"pretrain.rounds": 0, **flatten(experiment.to_dict()), "data.subset": images}
     changed = {key: pair for key, pair in smaller.items() if key not in fixed and pair[0] != before[key]}
     reduction = [f"{new if isinstance(new, str) else format(new, ',')} {of}" for new, of in changed.values() if of]
     text = f"scale {fraction:g}: {', '.join(reduction)}"

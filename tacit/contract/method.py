@@ -116,8 +116,11 @@ class Method:
         """For estimates: how many tasks a round has when so many clients take part."""
         return asked
 
-    def estimated_weights_bytes(self, classifier: int, channels: int) -> int:
-        """For estimates: the size of what is declared as "weights"; by default that of the experiment's net."""
+    def estimated_weights_bytes(self, classifier: int, channels: int, features: int = 0) -> int:
+        """For estimates: the size of what is declared as "weights", on average; by default the experiment's net's.
+
+        `features`: how many numbers that net makes of an image before its head.
+        """
         return classifier
 
     def most_examples(self, images: int, largest: int) -> float:

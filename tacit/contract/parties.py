@@ -58,6 +58,11 @@ class Shard:
         """
         return len(self.labeled) + len(self.unlabeled) - self.repeated
 
+    @property
+    def images(self) -> Tensor:
+        """All that a party holds, each once: where it has both kinds, its labelled images are among the others."""
+        return self.unlabeled if len(self.unlabeled) else self.labeled.images
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -174,7 +179,7 @@ class Party:
 
         With BN policy `static` the statistics are first recomputed on this side's own images.
         """
-        own = self.shard.unlabeled if len(self.shard.unlabeled) else self.shard.labeled.images
+        own = self.shard.images
         if self._setup.net.norm == "bn" and self._setup.net.bn == "static" and len(own) > 1:
             recompute_statistics(model, (self.views.plain(part) for part in own.split(256)))
         return weights_of(model)

@@ -195,6 +195,26 @@ class Train(Section):
     ] = 0.0
 
 
+class Pretrain(Section):
+    """A stage before all others that learns features from images alone, so that any method can start from them."""
+
+    method: Literal["none", "fedu", "fedema", "orchestra"] = Field("none", description="that learns them")
+    rounds: Annotated[int, Field(ge=0, le=MANY, description="rounds in which it does")] = 0
+    options: dict[str, Any] = Field(default_factory=dict, description="options of that method")
+
+    @model_validator(mode="after")
+    def _all_or_nothing(self) -> "Pretrain":
+        if self.on and not self.rounds:
+            raise ValueError(f'method = "{self.method}" needs a number of rounds: write rounds = 20 beside it')
+        if not self.on and (self.rounds or self.options):
+            raise ValueError('rounds and options are for a method: write method = "fedema" beside them, or none of it')
+        return self
+
+    @property
+    def on(self) -> bool:
+        return self.method != "none"
+
+
 class Server(Section):
     """What the server makes of its clients' mean, and which model is the answer."""
 
@@ -301,6 +321,7 @@ class Experiment(Section):
     server: Server = Server()
     views: ViewChoice = ViewChoice()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg", "preset": "paper"})
+    pretrain: Pretrain = Pretrain()
     participation: Participation = Participation()
     faults: Faults = Faults()
     keep: Keep = Keep()
@@ -319,7 +340,11 @@ class Experiment(Section):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        return self.model_dump(exclude_none=True)
+        """All settings; without [pretrain] where there is no such stage."""
+        settings = self.model_dump(exclude_none=True)
+        if not self.pretrain.on:
+            del settings["pretrain"]
+        return settings
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())

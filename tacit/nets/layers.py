@@ -192,7 +192,7 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
             module.weight.uniform_(-limit, limit, generator=generator)
             if module.bias is not None:
                 module.bias.zero_()
-        elif isinstance(module, (nn.GroupNorm, nn.LayerNorm, nn.BatchNorm2d)):
+        elif isinstance(module, (nn.GroupNorm, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d)):
             module.reset_parameters()  # constants only, nothing is drawn
         elif isinstance(module, Initialisable):
             module.initialise(generator)

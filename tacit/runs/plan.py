@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit.config.resolve import build_method
+from tacit.config.resolve import build_method, build_pretraining
 from tacit.contract import kinds
 from tacit.contract.method import Held, Method, Stage
 from tacit.contract.parties import Setup
@@ -36,9 +36,9 @@ class Plan:
 
 
 def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple[Stage, ...]:
-    """The stages of an experiment: what its method wants before, then the method itself (of this class, if given)."""
+    """The stages of an experiment: [pretrain], what its method wants before, then the method itself (of this class)."""
     method = build_method(experiment, kind)
-    stages = (*method.before(), Stage("main", method, experiment.rounds))
+    stages = (*build_pretraining(experiment), *method.before(), Stage("main", method, experiment.rounds))
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise TacitError(f"{type(method).__name__} has two stages of one name: {', '.join(names)}.")

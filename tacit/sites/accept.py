@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tacit.config.resolve import validated_options
+from tacit.config.resolve import validated_options, with_pretrain_options
 from tacit.contract.method import Method
 from tacit.core.errors import TacitError
 from tacit.core.settings import INTAKE, Backend, Data, Experiment, explain, flatten
@@ -73,6 +73,7 @@ def experiment_from_wire(
     options = {key: value for key, value in experiment.method.items() if key not in ("name", "preset")}
     try:
         chosen = validated_options(method, options)
+        experiment = with_pretrain_options(experiment)
     except TacitError as error:
         raise Refusal(f"the experiment does not fit its tacit: {safe(error, 400)}") from None
     experiment = experiment.model_copy(update={"method": {"name": name, "preset": preset, **chosen}})

@@ -41,8 +41,8 @@ class Wrapped(Method):
     def estimated_tasks(self, asked: int) -> int:
         return self.inner.estimated_tasks(asked)
 
-    def estimated_weights_bytes(self, classifier: int, channels: int) -> int:
-        return self.inner.estimated_weights_bytes(classifier, channels)
+    def estimated_weights_bytes(self, classifier: int, channels: int, features: int = 0) -> int:
+        return self.inner.estimated_weights_bytes(classifier, channels, features)
 
     def most_examples(self, images: int, largest: int) -> float:
         return self.inner.most_examples(images, largest)

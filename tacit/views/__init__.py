@@ -16,6 +16,7 @@ from torch import Tensor
 from tacit.core.errors import TacitError, nearest
 from tacit.views.augment import WEAK_NUMBERS, crop_view, draw, resize_crop_view
 from tacit.views.randaugment import POOLS, PoolName, randaugment
+from tacit.views.siamese import SIAMESE_NUMBERS, siamese_view
 
 CHUNK = 512
 MOST_PIXELS = 1 << 23  # numbers in a piece: images of more than 73 pixels come in smaller ones
@@ -81,6 +82,11 @@ class Views:
     def strong_view(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """A strong view of each image (weak operations first), normalised."""
         return self._in_pieces(images, self._strengthen, draw(len(images), self._strong_numbers, generator))
+
+    def siamese_view(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """A view for self-supervised learning (SimCLR, BYOL), normalised; `weak` and `strong` have no say in it."""
+        numbers = draw(len(images), SIAMESE_NUMBERS, generator)
+        return self._in_pieces(images, lambda piece, chance: siamese_view(piece, chance, self.flip), numbers)
 
     def raw_weak(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """As `weak_view`, but still uint8."""

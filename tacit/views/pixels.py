@@ -4,6 +4,8 @@ Images are uint8 [N, C, H, W] with C = 1 (grey) or 3 (red, green, blue); magnitu
 PIL's order of arithmetic and its way of cutting off fractions, which is what makes them equal.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -84,6 +86,28 @@ def color(images: Tensor, factor: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images.clone()
     return blend(grey(images).float(), images, factor)
+
+
+def hue(images: Tensor, turn: Tensor) -> Tensor:
+    """All colours turned about the grey axis, by a share of the whole circle; brightness stays. Grey images stay.
+
+    >>> reddish = torch.tensor([120, 100, 100], dtype=torch.uint8).view(1, 3, 1, 1)         # luminance 106: +14 −6 −6
+    >>> [hue(reddish, torch.tensor([turn])).flatten().tolist() for turn in (0.0, 0.5)]      # half a turn: −14 +6 +6
+    [[120, 100, 100], [92, 112, 112]]
+    """
+    if images.shape[1] == 1:
+        return images.clone()
+    angle = turn.double() * 2 * math.pi
+    cosine, sine = (per_image(part.float(), images) for part in (angle.cos(), angle.sin()))
+    colours = images.float()
+    luminance = 0.299 * colours[:, :1] + 0.587 * colours[:, 1:2] + 0.114 * colours[:, 2:]
+    red, blue = colours[:, :1] - luminance, colours[:, 2:] - luminance  # what the colour differs from grey by
+    in_phase, quadrature = 0.736 * red - 0.268 * blue, 0.478 * red + 0.413 * blue  # YIQ, from R − Y and B − Y
+    across, up = cosine * in_phase - sine * quadrature, sine * in_phase + cosine * quadrature
+    parts = [0.956 * across + 0.621 * up, -0.272 * across - 0.647 * up, -1.106 * across + 1.703 * up]
+    turned = luminance + torch.cat(parts, dim=1)
+    changed = per_image(turn != 0, images)
+    return torch.where(changed, turned.round_().clamp_(0, 255).to(torch.uint8), images)
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:

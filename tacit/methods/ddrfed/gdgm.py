@@ -47,7 +47,7 @@ class Diffusion(GDGM, Method):
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> None:
         return None
 
-    def estimated_weights_bytes(self, classifier: int, channels: int) -> int:
+    def estimated_weights_bytes(self, classifier: int, channels: int, features: int = 0) -> int:
         net = self.new_unet(channels)
         return sum(tensor.numel() * tensor.element_size() for tensor in net.state_dict().values())
 
@@ -62,7 +62,7 @@ class Diffusion(GDGM, Method):
         net = self.unet(me.channels, task.weights("unet")).to(me.device).train()
         rate = me.scheduled(self.diffusion_lr)  # by the schedule of train.schedule
         optimizer = torch.optim.Adam(net.parameters(), lr=rate, fused=True)
-        images, generator = all_images(me), me.rng("diffusion")
+        images, generator = me.shard.images, me.rng("diffusion")
         total, steps = 0.0, 0
         for _ in range(self.diffusion_epochs):
             for which in batches(len(images), self.diffusion_batch, generator):
@@ -128,11 +128,6 @@ class Generation(GDGM, Method):
         """ψ · |D| / M, where a client that never told how much it holds counts as the mean of the others."""
         known = held[held >= 0]
         return round(self.psi * float(known.double().mean())) if len(known) else 0
-
-
-def all_images(me: Client) -> Tensor:
-    """All that a client holds, each image once: where it has both kinds, its labelled images are among the others."""
-    return me.shard.unlabeled if len(me.shard.unlabeled) else me.shard.labeled.images
 
 
 def with_label(net: UNet, label: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
