@@ -11,7 +11,6 @@ from tacit.backends import Backend, LocalBackend, PoolBackend
 from tacit.backends.base import one_thread
 from tacit.backends.pool import default_workers
 from tacit.core.machine import change_of_type
-from tacit.core.payload import write_atomically
 from tacit.core.settings import Experiment
 from tacit.data.federation import Federation
 from tacit.data.holdings import FILE as PARTIES
@@ -47,11 +46,12 @@ def run_plan(
     folder = OpenRun(out, plan.experiment, resume)
     try:
         folder.recover(plan.split)
+        if folder.manifest.entries:  # of an older version that is finished, nothing is touched
+            _note_data(plan, folder)
         if folder.finished:
             return Run(out)
         if other := change_of_type(folder.records[-1].get("cpu", "") if folder.records else ""):
             plan = replace(plan, warnings=(*plan.warnings, other))
-        _note_data(plan, out)
         threads = one_thread()
         backend = make_backend(plan, folder)
         try:
@@ -66,12 +66,10 @@ def run_plan(
         folder.close()
 
 
-def _note_data(plan: Plan, out: Path) -> None:
+def _note_data(plan: Plan, folder: OpenRun) -> None:
     """Who holds what, and of own data which images are learned from: for reports and tests when the images are gone."""
-    if not (out / PARTIES).is_file():
-        write_atomically(out / PARTIES, (json.dumps(holdings(plan.split, plan.dataset)) + "\n").encode())
-    if not (out / TRAINED).is_file() and (digests := trained_file(plan)) is not None:
-        write_atomically(out / TRAINED, digests)
+    folder.note(PARTIES, lambda: (json.dumps(holdings(plan.split, plan.dataset)) + "\n").encode())
+    folder.note(TRAINED, lambda: trained_file(plan))
 
 
 def _backend(plan: Plan, folder: OpenRun) -> Backend:

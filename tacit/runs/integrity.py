@@ -109,7 +109,8 @@ def check_run(folder: Path) -> list[str]:
         found.append(changed)
     if wrong := damaged_files(folder, {"split.npz": written.begin["split"]}):
         found += [f"{one}. `tacit resume` draws it again." for one in wrong]
-    found += [f"{wrong}. `tacit resume` makes it again." for wrong in damaged_files(folder, written.files)]
+    made_again = {**written.files, **written.noted}
+    found += [f"{wrong}. `tacit resume` makes it again." for wrong in damaged_files(folder, made_again)]
     damage = {rounds: damage_at(run, written, rounds) for rounds in way_back(run, written, 0)}
     whole = [rounds for rounds, wrong in damage.items() if not wrong]
     remedy = f"`tacit resume` goes on from round {whole[0]}." if whole else START_ANEW

@@ -5,6 +5,7 @@ It grows by a line a round, so it costs what the round wrote and not what all cl
     {"begin": {"experiment": TOML, "split": digest, "returned": [rounds it went back to]}}
     {"round": 3, "record": digest of its line, "checkpoint": digest, "kept": {file: digest}}
     {"stage": 0, "rounds": 4, "state": digest}
+    {"noted": {name: digest}}          what it wrote down of its data, which can be made again
     {"files": {name: digest}}          the results; with summary.json among them, the run is finished
 
 A round is finished when its line is there. Each line ends with a digest of itself and of all lines before it
@@ -55,7 +56,9 @@ class Manifest:
         remaining = [
             entry
             for entry in self.entries
-            if "begin" in entry or entry.get("round", rounds) < rounds or entry.get("rounds", rounds) < rounds
+            if {"begin", "noted"} & entry.keys()
+            or entry.get("round", rounds) < rounds
+            or entry.get("rounds", rounds) < rounds
         ]
         if returned:
             remaining[0] = {"begin": {**self.begin, "returned": [*self.returned, rounds]}}
@@ -89,6 +92,11 @@ class Manifest:
     def files(self) -> dict[str, str]:
         """The results and their digests; none before the run is finished."""
         return {name: found for entry in self.entries for name, found in entry.get("files", {}).items()}
+
+    @property
+    def noted(self) -> dict[str, str]:
+        """What a run wrote down of its data, and the digests."""
+        return {name: found for entry in self.entries for name, found in entry.get("noted", {}).items()}
 
     def memory_at(self, rounds: int, latest: int) -> dict[str, str]:
         """The files, with digests, that clients need to go on after so many rounds (`latest` as in keep.latest)."""

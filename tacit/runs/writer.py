@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -80,6 +80,7 @@ class OpenRun(Run):
         found = load_manifest(self.folder)
         if found is None and "rounds" in (self.summary or {}):  # of an older version, and finished
             self.finished = True
+            self.manifest = Manifest(self.folder / manifest.NAME, [])
             return
         self.manifest = found or self._adopt(split)
         if self.manifest.damaged:
@@ -198,6 +199,16 @@ class OpenRun(Run):
         for name in RESULTS:
             remove(self.folder / name)
         ClientMemory(self.memory_folder).go_back(done)
+
+    def note(self, name: str, make: Callable[[], bytes | None]) -> None:
+        """Write down something of the data (None: nothing), unless it is there as it was written before."""
+        known = {name: self.manifest.noted[name]} if name in self.manifest.noted else {}
+        if known and not damaged_files(self.folder, known):
+            return
+        if (content := make()) is not None:
+            write_atomically(self.folder / name, content)
+            if known != {name: digest(content)}:
+                self.manifest.append({"noted": {name: digest(content)}})
 
     def finish_stage(self, number: int, state: Payload) -> None:
         with uninterrupted():
