@@ -47,6 +47,12 @@ def starting(*words: str) -> Callable[[list[str]], list[str]]:
     return keep
 
 
+def after_rounds(lines: list[str]) -> list[str]:
+    """What stands below the progress of runs: the table and what it says."""
+    rounds = [place for place, line in enumerate(lines) if re.search(r"(warm-up|main) round \d+ ", line)]
+    return lines[rounds[-1] + 1 :] if rounds else lines
+
+
 class Step(NamedTuple):
     """A command of the walk, and which lines of its output the page shows."""
 
@@ -62,7 +68,7 @@ class Step(NamedTuple):
 
 STEPS: dict[str, Step] = {
     "init": Step("tacit init clothes --force"),
-    "dry-run": Step("tacit run clothes.toml --dry-run", last(10)),
+    "dry-run": Step("tacit run clothes.toml --dry-run", last(12)),
     "run": Step("tacit run clothes.toml --resume", last(6)),
     "card": Step(f"grep -e '^[*][*]' -e '^- [*][*]' -e 'Labels kept for' {RUN}/card.md"),
     "evaluate": Step(
@@ -70,7 +76,7 @@ STEPS: dict[str, Step] = {
         starting("Accuracy", "Balanced", "AUC", "class", "bag", "coat", "shirt", "sneaker"),
     ),
     "trained-on": Step(f"tacit evaluate {RUN} --data clothes", starting("Accuracy", "Balanced", "Beware")),
-    "compare": Step("tacit compare clothes.toml --bounds --seeds 3", everything, long=True),
+    "compare": Step("tacit compare clothes.toml --bounds --seeds 3", after_rounds, long=True),
     "predict": Step(f"tacit predict {RUN} clothes-new -o predictions.csv --abstain 0.8", last(7)),
     "export": Step(f"tacit export {RUN} --to onnx -o clothes.onnx"),
     "advise": Step(f"tacit advise {RUN} --count 20", last(8)),

@@ -452,7 +452,7 @@ def unsettled(blocks: Sequence[Sequence[Result]]) -> list[str]:
     found = []
     for block in blocks:
         told = [sentence(line.bound, line.convergence) for line in block if line.convergence is not None]
-        if any(told) and any(not line.bound for line in block):
+        if any(told) and {line.bound for line in block} == {"lower", "upper", ""}:  # else there is no gap anyway
             where = f" ({block[0].setting})" if len(blocks) > 1 else ""
             found.append(f"No gap is shown{where}. {' '.join(text for text in told if text)} The rule: {RULE}.")
     return found
