@@ -21,14 +21,19 @@ LENGTHS = {  # every option of every method that lasts some rounds, or epochs of
     "fed_consist": {"warmup", "warmup_epochs"},
     "fedavg": set[str](),
     "feddb": set[str](),
+    "fedema": {"feature_rounds"},
+    "fedfame": set[str](),
     "fedirm": {"ramp", "warmup", "warmup_epochs"},
     "fedmatch": set[str](),
     "fedrgd": {"warmup", "warmup_epochs"},
+    "fedu": {"feature_rounds"},
     "fixmatch": {"warmup", "warmup_epochs"},
     "fl2": {"warmup"},
     "flexmatch": {"warmup", "warmup_epochs"},
     "freematch": {"warmup", "warmup_epochs"},
+    "orchestra": {"feature_rounds"},
     "pdcfed": {"warmup", "warmup_epochs"},
+    "pfedknow": {"warmup"},
     "rscfed": {"warmup", "warmup_epochs"},
     "semifl": set[str](),
 }
@@ -50,7 +55,8 @@ def test_every_length_of_a_method_is_marked_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("name", known_methods())
 def test_a_tenth_of_every_method(name: str) -> None:
     """What lasts 60 rounds lasts 6, every other option stays; epochs shrink where their stage is one round."""
-    placement = {"data.placement": "server"} if name in ("bsemifl", "fedrgd") else {"data.placement": "some-clients"}
+    everywhere = "some-clients" in find_method(name).placements and name != "fedrgd"
+    placement = {"data.placement": "some-clients" if everywhere else "server"}
     long = {key: 60 for key in LENGTHS[name] if not key.endswith("_epochs")}
     whole = resolve(
         {"method.name": name, "data.clients": 4, "rounds": 100, **placement},

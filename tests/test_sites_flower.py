@@ -4,6 +4,7 @@ Slow for a test (Flower starts a process for every message), so all runs go on a
 """
 
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -325,7 +326,8 @@ def test_a_killed_site_comes_back_and_a_killed_server_goes_on(world: World) -> N
     first = Run(out).records
     assert first[0]["answered"] == [0, 1, 2]
     assert first[1]["answered"] == [0, 1]
-    assert "site-2: gone or failed" in first[1]["refused"][0]["why"]
+    why = first[1]["refused"][0]["why"]  # by what Flower said, or by when it joined last: whichever came first
+    assert re.match("site-2: (gone or failed|restarted) in the middle of the round", why), why
     assert first[3]["answered"] == [0, 1, 2]
     assert first[3]["visits"][2] == first[3]["visits"][0] - len([r for r in first[:3] if 2 not in r["answered"]])
 
