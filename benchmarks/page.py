@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.shelf import made
 from tacit.compare import tables
-from tacit.compare.results import Result, Survey, blocks_of, notes, results, unsettled
+from tacit.compare.results import Result, Survey, blocks_of, notes, results
 from tacit.compare.rows import Row
+from tacit.compare.verdicts import unsettled
 from tacit.core.formatting import clock
 from tacit.core.payload import write_atomically
 from tacit.runs.folder import Run

@@ -39,12 +39,11 @@ from tacit.compare.results import (
     notes,
     results,
     survey,
-    unsettled,
-    verdicts,
     with_bounds,
 )
 from tacit.compare.rows import PendingRun, Row, identity, make_rows
 from tacit.compare.t_test import paired_test, two_sided
+from tacit.compare.verdicts import unsettled, verdicts
 from tacit.config.recipes import known_recipes, load_recipe
 from tacit.config.resolve import resolve
 from tacit.config.scale import lengths, scaled

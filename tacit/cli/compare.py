@@ -140,7 +140,8 @@ def show(
     """The table on the screen, and in a file if one is wanted."""
     from tacit.compare import tables
     from tacit.compare.recalls import few_tests, recall_notes
-    from tacit.compare.results import results, unsettled, verdicts
+    from tacit.compare.results import results
+    from tacit.compare.verdicts import unsettled, verdicts
     from tacit.core.payload import write_atomically
 
     blocks = results(rows, seen)

@@ -8,9 +8,10 @@ from rich.text import Text
 
 from tacit.cli.data import load_shown
 from tacit.cli.running import run_and_show
-from tacit.compare.results import bounds_of, results, survey, unsettled
+from tacit.compare.results import bounds_of, results, survey
 from tacit.compare.rows import PendingRun, Row
 from tacit.compare.tables import for_screen, sheet
+from tacit.compare.verdicts import unsettled
 from tacit.config.recipes import load_recipe
 from tacit.config.resolve import resolve
 from tacit.core.console import SafeConsole, noted
