@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from runs import TINY
 from tacit.cli.app import complete
+from tacit.cli.tune import begin
 from tacit.compare import tune
 from tacit.compare.results import notes, survey
 from tacit.compare.rows import PendingRun, make_rows
@@ -87,6 +88,23 @@ def test_a_trial_that_diverged_is_the_worst(tmp_path: Path) -> None:
 def test_too_little_time_is_refused_before_the_search() -> None:
     with pytest.raises(TacitError, match=r"about 25 minutes here .* Give --minutes 25 or more"):
         tune.fitting(5, full=10.0)
+
+
+def test_a_trial_that_was_timed_before_is_not_taken_for_a_quick_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a refusal for want of time: the second time the trial is there, and takes none."""
+    timed: list[float] = []
+
+    def refuse(minutes: float, full: float) -> int:
+        timed.append(full)
+        raise TacitError("too little time")
+
+    monkeypatch.setattr(tune, "fitting", refuse)
+    for _ in range(2):
+        with pytest.raises(TacitError, match="too little time"):
+            begin(problem(), 5.0, "accuracy", tmp_path)
+    assert timed[0] == timed[1] > 0
 
 
 def test_the_command_writes_a_file_that_a_comparison_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from tacit.evaluation.scores import validation_figures
 from tacit.pieces.train import predict
 from tacit.runs.plan import prepare
 from tacit.runs.watchers import NullWatcher
-from tacit.sites.backend import read_tally
+from tacit.sites.backend import NoResponse, read_tally
 from tacit.sites.server import run_at_sites
-from tacit.sites.wire import Response, pack
+from tacit.sites.wire import WHO, Response, pack
 
 PLACEMENTS = ("server", "clients", "some-clients")
 FIGURES = [f"validation_{name}" for name in ("accuracy", "balanced_accuracy", "loss", "images")]
@@ -97,10 +97,30 @@ def test_sites_judge_as_the_simulation_does(placement: str, tmp_path: Path) -> N
     run = run_at_sites(job, here, NullWatcher())
     assert digest(run) == digest(local)
     for mine, theirs in zip(run.records, local.records, strict=True):
-        assert [mine[name] for name in FIGURES] == pytest.approx([theirs[name] for name in FIGURES], rel=1e-12)
+        assert [mine[name] for name in FIGURES] == [theirs[name] for name in FIGURES]
     judged = [answer for ask, answer in here.seen if b'"kind": "judge"' in ask]
     assert bool(judged) == (placement != "server")
     assert all(len(answer) < 2000 for answer in judged)  # three numbers a class, and a header
+
+
+def test_a_site_that_does_not_judge_is_not_waited_for_again(tmp_path: Path) -> None:
+    asked = simulated("fixmatch", "clients", **{"data.validation": 0.3, "data.labels": 60})
+    job, sites = at_sites(asked, tmp_path)
+
+    class Deaf(Here):
+        def request(self, envelopes, patience, done):
+            deaf = {name for name, envelope in envelopes.items() if name == "site-1" and b'"kind": "judge"' in envelope}
+            heard = super().request({name: e for name, e in envelopes.items() if name not in deaf}, patience, done)
+            return heard | dict.fromkeys(deaf, NoResponse("no answer"))
+
+    here = Deaf(sites)
+    run = run_at_sites(job, here, NullWatcher())
+    assert all(record["answered"] == [0, 1, 2] for record in run.records)  # it says its name, and is asked again
+    whole = run_experiment(asked, tmp_path / "local").records
+    assert all(
+        0 < mine["validation_images"] < its["validation_images"] for mine, its in zip(run.records, whole, strict=True)
+    )
+    assert sum(envelope == WHO for envelope, _ in here.seen) > 0
 
 
 def test_a_tally_that_cannot_be_one_is_left_out() -> None:

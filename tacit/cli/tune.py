@@ -1,7 +1,6 @@
 """`tacit tune`: find a training recipe for a problem on its bounds, within so many minutes."""
 
 import shlex
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -62,7 +61,13 @@ def tune(
     ) as progress:  # fmt: skip
         bar = progress.add_task("measuring", total=None, best="")
         try:
-            plan = tuning.saved_plan(folder) or begin(experiment, minutes, by, folder)
+            begun = tuning.saved_plan(folder)
+            if begun is not None and begun.minutes != minutes and not quiet:
+                screen.print(
+                    f"A search within {begun.minutes:g} minutes was begun in {folder}, and goes on as it was planned. "
+                    f"For one within {minutes:g}, give another --runs."
+                )
+            plan = begun or begin(experiment, minutes, by, folder)
             counts = tuning.halved(len(plan.candidates), plan.shares)
             progress.update(bar, total=tuning.cost(len(plan.candidates), plan.shares))
             best = [-float("inf")]
@@ -83,24 +88,29 @@ def tune(
     write_atomically(target, tuning.tuned_toml({**flatten(given), **settings}, whole, plan, rungs).encode())
     if not quiet:
         screen.print(table_of(plan, rungs))
-        if sentence := tuning.doubt(rungs, kept_back(experiment, folder)):
+        if sentence := tuning.doubt(rungs, kept_back(folder)):
             screen.print(sentence)
         shown = shlex.quote(str(target))
         screen.print(f"Written: {target}. For all rows of a comparison:\n  tacit compare … --tuned {shown}")
 
 
 def begin(experiment: "Experiment", minutes: float, by: str, folder: Path) -> "Search":
-    """Measure one short trial, and fix what is tried in the time that is given."""
+    """Measure one short trial, and fix what is tried in the time that is given.
+
+    The time is what the trial noted itself: after a stop, or where fewer minutes were refused, it is finished already.
+    """
     from tacit.compare import tune as tuning
     from tacit.compare.rows import PendingRun, run_folder
+    from tacit.runs.folder import Run
 
-    started = time.perf_counter()
+    seconds = 0.0
     trials = tuning.trials_of(experiment, {}, MEASURED)
     for one, bound in zip(trials, ("lower", "upper"), strict=False):
         job = PendingRun(one, run_folder(folder, f"candidate-0-{bound}", one))
         if not job.finished:
             run_one(job, "")
-    full = (time.perf_counter() - started) / 60 / MEASURED
+        seconds += (Run(job.folder).summary or {})["seconds"]
+    full = seconds / 60 / MEASURED
     count = tuning.fitting(minutes, full)
     plan = tuning.Search(tuple(tuning.candidates(count, experiment.seed)), tuning.RUNGS, by, minutes)
     tuning.save_plan(plan, folder)
@@ -113,7 +123,7 @@ def run_one(job: "PendingRun", label: str) -> None:
     run_experiment(job.experiment, job.folder, resume=True)
 
 
-def kept_back(experiment: "Experiment", folder: Path) -> float:
+def kept_back(folder: Path) -> float:
     """How many labelled images judged the trials."""
     from tacit.runs.folder import Run
 

@@ -192,9 +192,12 @@ class FlowerBackend:
             if not self._why_not(name)
         }
         responses = self.transport.request(envelopes, self.federated.patience, lambda name: None) if envelopes else {}
-        for name, client in names.items():
-            if isinstance(response := responses.get(name), bytes):
+        for name, client in names.items():  # in their order, whoever answered first: a sum depends on it
+            response = responses.get(name)
+            if isinstance(response, bytes):
                 counts += read_tally(response, client, classes, self._most_kept(client))
+            elif response is not None:  # it is asked for its name first from now on: nobody waits for it twice
+                self._silent[name] = f"since it was asked to judge a model ({response.why})"
         return counts
 
     def _most_kept(self, client: int) -> float:
