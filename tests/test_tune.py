@@ -145,4 +145,6 @@ def test_rows_that_train_otherwise_are_told(tmp_path: Path) -> None:
 def test_a_winner_that_chance_may_have_made_is_told() -> None:
     clear = [[Trial(1, 1.0, 0.9), Trial(0, 1.0, 0.5)]]
     assert tune.doubt(clear, 1000) == ""
-    assert "either may be the better" in tune.doubt([[Trial(1, 1.0, 0.51), Trial(0, 1.0, 0.5)]], 100)
+    close = [Trial(1, 0.5, 0.51), Trial(0, 0.5, 0.5)]
+    assert "either may be the better" in tune.doubt([close], 100)
+    assert "With 50 % of the passes" in tune.doubt([close, [Trial(1, 1.0, 0.6)]], 100)  # the winner was alone at last

@@ -262,18 +262,21 @@ def tuned_toml(given: Settings, experiment: Experiment, plan: Search, rungs: Seq
 
 
 def doubt(rungs: Sequence[Sequence[Trial]], images: float) -> str:
-    """A sentence where the winner is not told from the next by so many images; '' where it is, or for losses.
+    """A sentence where the first is not told from the next by so many images; '' where it is, or for losses.
+
+    It looks at the last rung on which there were two.
 
     >>> doubt([[Trial(1, 1.0, 0.52), Trial(0, 1.0, 0.50)]], images=100)
-    'The first two are 2.0 points apart, within the chance of 100 images kept back (± 5.0): either may be the better.'
+    'With 100 % of the passes the first two were 2.0 points apart, within the chance of 100 images kept back (± 5.0):
+    either may be the better.'
     """
-    last = rungs[-1]
-    if len(last) < 2 or not 0 < last[0].figure <= 1 or not images:
+    last = next((trials for trials in reversed(rungs) if len(trials) > 1), [])
+    if not last or not 0 < last[0].figure <= 1 or not images:
         return ""
     apart, chance = last[0].figure - last[1].figure, float(np.sqrt(last[0].figure * (1 - last[0].figure) / images))
     if apart > 2 * chance:
         return ""
     return (
-        f"The first two are {100 * apart:.1f} points apart, within the chance of {images:g} images kept back (± "
-        f"{100 * chance:.1f}): either may be the better."
+        f"With {100 * last[0].share:g} % of the passes the first two were {100 * apart:.1f} points apart, within the chance of "
+        f"{images:g} images kept back (± {100 * chance:.1f}): either may be the better."
     )
