@@ -277,6 +277,6 @@ def doubt(rungs: Sequence[Sequence[Trial]], images: float) -> str:
     if apart > 2 * chance:
         return ""
     return (
-        f"With {100 * last[0].share:g} % of the passes the first two were {100 * apart:.1f} points apart, within the chance of "
-        f"{images:g} images kept back (± {100 * chance:.1f}): either may be the better."
+        f"With {100 * last[0].share:g} % of the passes the first two were {100 * apart:.1f} points apart, within the "
+        f"chance of {images:g} images kept back (± {100 * chance:.1f}): either may be the better."
     )
