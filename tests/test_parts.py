@@ -37,7 +37,7 @@ def test_a_client_has_labels_in_each_round_even_if_they_are_fewer_than_parts() -
 
 
 def test_audited_labels_are_compared_with_the_truth_of_the_same_images(tmp_path) -> None:
-    """With all labels accepted and a model that has learned, many must be right; by other numbers one in ten would be."""
+    """All labels are accepted and the model has learned: many must be right; by other numbers one in ten would be."""
     settings = {**SMALL, "rounds": 12, "train": {"batch": 8, "parts": 2, "epochs": 5, "lr": 0.1}}
     run_experiment(
         resolve({**settings, "method": {"name": "fixmatch", "threshold": 0.0, "warmup": 8}}), tmp_path / "run"

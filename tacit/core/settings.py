@@ -211,8 +211,8 @@ class Train(Section):
     def _schedule_fits(self) -> "Train":
         if self.warmup + self.hold >= 1:
             raise ValueError(
-                f"warmup = {self.warmup} and hold = {self.hold} are shares of one stage and leave nothing between them; "
-                "together they must be below 1, as warmup = 0.05 and hold = 0.4"
+                f"warmup = {self.warmup} and hold = {self.hold} are shares of one stage that leave nothing "
+                "between them; together they must be below 1, as warmup = 0.05 and hold = 0.4"
             )
         if self.hold and self.schedule == "constant":
             raise ValueError(
