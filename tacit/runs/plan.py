@@ -86,7 +86,7 @@ def about_twin(experiment: Experiment, stages: Sequence[Stage], split: Split) ->
     if epochs >= passes:
         return ()
     return (
-        f"The guard's twin passes over the labels {epochs} times a round, the method about {passes} times. For a twin "
+        f"The guard's twin makes {epochs} passes over the labels in a round, the method about {passes}. For a twin "
         f"that is as well trained, write guard.epochs = {passes}.",
     )
 
