@@ -290,7 +290,7 @@ def test_with_enough_labels_there_is_a_guard_and_its_twin_is_as_well_trained(
     assert kept + learned + len(plan.split.test) == 150
     assert 20 <= kept <= 24
     assert not [line for line in plan.warnings if "twin" in line]  # guard.epochs is what the method makes
-    assert [stage.name for stage in plan.stages][0] == "twin"
+    assert plan.stages[0].name == "twin"
 
 
 def test_too_few_labels_are_told_and_all_labels_need_no_guard(clinics: Path) -> None:
