@@ -1,6 +1,7 @@
 """Several runs side by side: are they comparable, what came out, and is the difference more than luck?"""
 
 import hashlib
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
