@@ -1,6 +1,7 @@
 """`tacit init`: look at somebody's images, say what is there, and write an experiment that fits."""
 
 import sys
+import time
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -135,7 +136,8 @@ def measure(experiment: "Experiment") -> "Measured | None":
             plan = prepare(experiment, fetch=False)
     except TacitError:
         return None
-    needed = stage_seconds(plan)
+    # The file is for later, so what else this machine computes just now does not count.
+    needed = stage_seconds(plan, time.process_time if plan.setup.device.type == "cpu" else time.perf_counter)
     growing = sum(needed.get(name) or 0.0 for name in ("main", "twin"))
     fixed = sum(seconds or 0.0 for seconds in needed.values()) - growing
     held = typical_client(plan.split, experiment.train.batch)

@@ -1,5 +1,6 @@
 """`--dry-run`: everything that is known before the first round, and nothing else."""
 
+import time
 from collections.abc import Collection, Sequence
 
 import tomli_w
@@ -24,7 +25,7 @@ from tacit.methods import find_method
 from tacit.nets.heads import feature_size
 from tacit.pieces.train import at_once, weights_of
 from tacit.runs.checks import check_settings
-from tacit.runs.costs import Speed, time_net
+from tacit.runs.costs import Speed, Timer, time_net
 from tacit.runs.plan import Plan, about_twin, prepare, typical_client
 
 MOST_TIMED = 64  # images in a batch, to learn what one takes
@@ -118,9 +119,9 @@ def show_cost(plan: Plan, weights: int, screen: SafeConsole) -> None:
     )
 
 
-def stage_seconds(plan: Plan) -> dict[str, float | None]:
+def stage_seconds(plan: Plan, timer: Timer = time.perf_counter) -> dict[str, float | None]:
     """How long each stage takes on this machine, roughly, from a few batches; None: nothing is known."""
-    speed = seconds_per_image(plan)
+    speed = seconds_per_image(plan, timer)
     held = typical_client(plan.split, plan.setup.train.batch)
     asked = plan.setup.participation.count(plan.setup.clients)
     found: dict[str, float | None] = {}
@@ -171,7 +172,7 @@ def travel(sizes: list[int | None], asked: int) -> str:
     return f"{'≥ ' if len(known) < len(sizes) else ''}{size_text(asked * sum(known))}/round"
 
 
-def seconds_per_image(plan: Plan) -> Speed:
+def seconds_per_image(plan: Plan, timer: Timer = time.perf_counter) -> Speed:
     """What one image takes in this net here and now, from a few batches of noise."""
     setup = plan.setup
     generator = torch.Generator().manual_seed(0)
@@ -180,7 +181,7 @@ def seconds_per_image(plan: Plan) -> Speed:
     images = torch.rand((most, setup.channels, setup.size, setup.size), generator=generator).to(setup.device)
     count = min(LEAST_TIMED, most)
     while True:  # larger batches as long as they are quick
-        speed = time_net(net, images[:count], times=1)
+        speed = time_net(net, images[:count], times=1, timer=timer)
         if count == most or speed.training * count > QUICK:
             return speed
         count = min(2 * count, most)
