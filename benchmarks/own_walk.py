@@ -68,8 +68,8 @@ class Step(NamedTuple):
 
 STEPS: dict[str, Step] = {
     "init": Step("tacit init clothes --force"),
-    "dry-run": Step("tacit run clothes.toml --dry-run", last(12)),
-    "run": Step("tacit run clothes.toml --resume", last(6)),
+    "dry-run": Step("tacit run clothes.toml --dry-run", last(14)),
+    "run": Step("tacit run clothes.toml --resume", last(9)),
     "card": Step(f"grep -e '^[*][*]' -e '^- [*][*]' -e 'Labels kept for' {RUN}/card.md"),
     "evaluate": Step(
         f"tacit evaluate {RUN} --data clothes-labelled-later",

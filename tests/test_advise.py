@@ -4,12 +4,15 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from typer.testing import CliRunner
 
 from pictures import SITES, write_sites
 from tacit.cli.app import app
+from tacit.compare.curves import Gain, conclusion, doubling, labels_gain, mean_gain, with_share
 from tacit.config.resolve import resolve
+from tacit.core.errors import TacitError
 from tacit.data.sources import load
 from tacit.engine.run import run_experiment
 from tacit.inference.advice import margins, worth_labelling
@@ -98,3 +101,68 @@ def test_the_margins_in_the_list_are_those_of_the_model(tmp_path: Path) -> None:
         image = torch.from_numpy(plan.dataset.train_images[index : index + 1].copy())
         probs = load_model(run.folder).probabilities(image)
         assert abs(float(margins(probs)) - float(row["margin"])) < 1e-3
+
+
+# --- More labels, or more unlabelled images? --------------------------------------------------------------
+
+GUARDED = {
+    "method.name": "fixmatch",
+    "method.preset": "smoke",
+    "data.placement": "clients",
+    "data.subset": 400,
+    "data.test_subset": 200,
+    "data.validation": 0.2,
+    "guard.on": True,
+}
+
+
+def test_curves_use_shares_of_the_labels_and_as_many_steps() -> None:
+    experiment = resolve(GUARDED)
+    whole, half, quarter = (prepare(with_share(experiment, share, 0)) for share in (1.0, 0.5, 0.25))
+    assert not whole.experiment.guard.on
+    for plan, share in ((half, 0.5), (quarter, 0.25)):
+        for one, other in zip(whole.split.clients, plan.split.clients, strict=True):
+            assert set(other.labeled) <= set(one.labeled)  # fewer of the same
+        labels = [sum(len(part.labeled) for part in each.split.clients) for each in (whole, plan)]
+        assert labels[1] == pytest.approx(share * labels[0], abs=len(whole.split.clients) * 5)
+        assert plan.experiment.train.epochs == round(whole.experiment.train.epochs / share)
+        assert len(plan.split.test) == len(whole.split.test)
+    assert with_share(experiment, 0.5, 2).seed == experiment.seed + 2
+
+
+def test_what_is_told_of_curves_that_follow_a_power_law() -> None:
+    chance = np.random.default_rng(0)
+    true = 0.3 * (1 - 2**-0.5)  # error .3 with all labels, falling with their square root
+    hits = 0
+    for _ in range(300):
+        curves = [[1 - 0.3 * share**-0.5 + chance.normal(0, 0.01) for share in (1.0, 0.5, 0.25)] for _ in range(4)]
+        gain = labels_gain(curves, 1000)
+        assert gain is not None
+        hits += gain.low <= true <= gain.high
+    assert hits > 270  # of 95 % intervals, nearly all; the fit is a little biased
+    assert doubling((1.0, 0.5, 0.25), (1.0, 1.0, 1.0), 0.01) == pytest.approx(0.0)  # nothing is left to gain
+    assert mean_gain([0.1]) is None
+
+
+def test_nothing_is_concluded_where_intervals_overlap() -> None:
+    unsure = conclusion(Gain(0.05, -0.01, 0.1), Gain(0.02, -0.05, 0.09), "accuracy")
+    assert "cannot be told" in unsure[-1]
+    assert "More labels would help more" in conclusion(Gain(0.2, 0.15, 0.25), Gain(0.0, -0.1, 0.1), "accuracy")[-1]
+    assert "gave more than twice the labels" in conclusion(Gain(0.0, -0.01, 0.01), Gain(0.2, 0.1, 0.3), "accuracy")[-1]
+    assert "nothing is concluded" in conclusion(None, Gain(0.2, 0.1, 0.3), "accuracy")[-1]
+    assert "cannot be told" in conclusion(Gain(-0.1, -0.2, -0.05), Gain(-0.3, -0.4, -0.25), "accuracy")[-1]
+
+
+def test_curves_from_the_command_line(tmp_path: Path) -> None:
+    run = run_experiment(resolve(GUARDED), tmp_path / "run")
+    words = ["advise", str(run.folder), "--curves", "--minutes", "0"]
+    for _ in range(2):  # the second time all is found again
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(app, words, catch_exceptions=False)
+        assert "repeat 1: 0.25 of the labels" in result.output
+        assert "One repeat gives no interval, so nothing is concluded" in result.output
+    assert sorted(path.name for path in (tmp_path / "run-curves").iterdir()) == [
+        f"labels-{share}-repeat0" for share in ("0.25", "0.5", "1")
+    ]
+    plain = run_experiment(resolve(GUARDED, {"guard.on": False, "rounds": 1}), tmp_path / "plain")
+    with pytest.raises(TacitError, match="is no finished run with a guard"):
+        CliRunner().invoke(app, ["advise", str(plain.folder), "--curves"], catch_exceptions=False)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from pictures import SITES, save, write_sites
 from tacit.cli.app import app
-from tacit.config.propose import parties, propose
+from tacit.config.propose import LEAST_ROUNDS, METHOD, Measured, parties, propose
 from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
@@ -128,7 +128,7 @@ def test_a_balanced_set_is_left_alone_and_its_file_runs_another_method(clinics: 
     output = init(clinics)
     assert "Balanced accuracy" not in output
     assert "class_weights" not in Path("clinics.toml").read_text()
-    Path("clinics.toml").write_text(Path("clinics.toml").read_text().replace('"fixmatch"', '"fedavg"'))
+    Path("clinics.toml").write_text(Path("clinics.toml").read_text().replace(f'"{METHOD}"', '"fedavg"'))
     assert written(Path("clinics.toml")).method["name"] == "fedavg"  # fixmatch's own options wait
 
 
@@ -219,19 +219,19 @@ def test_the_placement_follows_the_labels(clinics: Path) -> None:
         make_split(load_dataset(experiment.data), experiment.data, 0)
 
     north, south, west = (clinics / site for site in SITES)
-    assert placement(north, south, west) == ("clients", "fixmatch")
-    assert placement(north) == ("clients", "fixmatch")
+    assert placement(north, south, west) == ("clients", METHOD)
+    assert placement(north) == ("clients", METHOD)
     bare = [clinics / "bare", clinics / "barer"]
     for number, folder in enumerate(bare):
         for index in range(20):
             save(DIGITS.test_images[20 * number + index], folder / "unlabeled" / f"{index}.png")
-    assert placement(north, *bare) == ("clients", "fixmatch")  # one site has some labels
+    assert placement(north, *bare) == ("clients", METHOD)  # one site has some labels
     full = clinics / "full"
     for index in range(60):
         save(DIGITS.test_images[100 + index], full / str(DIGITS.test_labels[100 + index]) / f"{index}.png")
-    assert placement(full, *bare) == ("some-clients", "fixmatch")
+    assert placement(full, *bare) == ("some-clients", METHOD)
     assert placement(full) == ("clients", "fedavg")  # nothing is unlabelled
-    assert placement(full.rename(clinics / "server"), *bare) == ("server", "fixmatch")
+    assert placement(full.rename(clinics / "server"), *bare) == ("server", METHOD)
 
 
 def test_a_wrong_placement_is_refused_with_the_right_word(clinics: Path) -> None:
@@ -274,3 +274,73 @@ def test_what_is_there_is_not_written_over(clinics: Path) -> None:
 def test_parties_are_counted_as_they_hold(clinics: Path) -> None:
     held = parties(inspect_sites([clinics / site for site in SITES]))
     assert [(p.name, p.labeled, p.unlabeled, p.test) for p in held] == [(site, 40, 30, 0) for site in SITES]
+
+
+def test_with_enough_labels_there_is_a_guard_and_its_twin_is_as_well_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = init(write_sites(DIGITS, tmp_path / "clinics", labeled=5, unlabeled=30))
+    assert "The guard is on: 24 labels are kept back: they choose what is shipped" in output
+    experiment = written(Path("clinics.toml"))
+    assert experiment.guard.on
+    assert experiment.data.validation == 0.2
+    plan = prepare(experiment)
+    kept, learned = sum(map(len, plan.split.validation)), sum(len(part.labeled) for part in plan.split.clients)
+    assert kept + learned + len(plan.split.test) == 150
+    assert 20 <= kept <= 24
+    assert not [line for line in plan.warnings if "twin" in line]  # guard.epochs is what the method makes
+    assert plan.stages[0].name == "twin"
+
+
+def test_too_few_labels_are_told_and_all_labels_need_no_guard(clinics: Path) -> None:
+    output = init(clinics)
+    assert "No guard: a fifth of 96 labels is 19, too few to judge models by; with 100 labels there would be" in output
+    assert "# No guard: a fifth of 96 labels" in Path("clinics.toml").read_text()
+    assert not written(Path("clinics.toml")).guard.on
+    for site in SITES:
+        for path in (clinics / site / "unlabeled").iterdir():
+            path.unlink()
+        (clinics / site / "unlabeled").rmdir()
+    output = init(clinics, "--sites", "--force")
+    assert "guard" not in output.lower()
+    assert written(Path("clinics.toml")).method["name"] == "fedavg"
+
+
+def test_the_budget_fits_the_machine(clinics: Path) -> None:
+    init(clinics)
+    text = Path("clinics.toml").read_text()
+    assert "min on this machine, by a few steps that were timed" in text
+    report = inspect(clinics)
+    quick, slow, slower = (
+        propose(report, [clinics], "x", measured=Measured(100, seconds, 60.0, 3)).rounds
+        for seconds in (10.0, 2000.0, 1e6)
+    )
+    assert (quick, slow, slower) == (100, 42, LEAST_ROUNDS)  # 840 s are left at 20 s a round
+
+
+def test_photographs_begin_with_what_is_known_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chance = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        for number in range(4):
+            save(chance.integers(0, 256, (3, 80, 70), dtype=np.uint8), tmp_path / "pets" / label / f"{number}.png")
+    report = inspect(tmp_path / "pets")
+    proposed = tomllib.loads(propose(report, [tmp_path / "pets"], "pets", pretrained=True).toml)
+    assert proposed["net"] == {"name": "lite0", "weights": "pretrained", "train": "head"}
+    assert proposed["data"]["image_size"] == 96
+    without = tomllib.loads(propose(report, [tmp_path / "pets"], "pets").toml)
+    assert (without["net"]["name"], without["data"]["image_size"]) == ("cnn", 64)
+    grey = inspect(write_sites(DIGITS, tmp_path / "clinics", labeled=4, unlabeled=5))
+    small = tomllib.loads(propose(grey, [tmp_path / "clinics"], "clinics", pretrained=True).toml)
+    assert small["net"]["name"] == "cnn"
+
+
+def test_the_training_is_that_of_the_recipe_for_short_budgets(clinics: Path) -> None:
+    init(clinics)
+    experiment = written(Path("clinics.toml"))
+    train, server = experiment.train, experiment.server
+    assert (train.lr, train.schedule, train.schedule_by, train.end) == (0.05, "linear", "step", 0.02)
+    assert (server.name, server.momentum) == ("momentum", 0.6)

@@ -16,6 +16,7 @@ from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.core.payload import Payload, Weights, at_hand, check, nbytes, set_aside
 from tacit.core.text import safe
+from tacit.evaluation.paired import right_patterns
 from tacit.evaluation.scores import PREDICT_BATCH, audit, tally
 from tacit.pieces.train import predict
 from tacit.runs.memory import ClientMemory
@@ -46,6 +47,10 @@ class Backend(Protocol):
 
     def validate(self, weights: Weights) -> Tensor:
         """The tally (`evaluation.scores.tally`) of a model over what all parties keep back."""
+        ...
+
+    def compare(self, models: Sequence[Weights]) -> Tensor:
+        """The right answers of several models (`evaluation.paired.right_patterns`) over what all parties keep back."""
         ...
 
     def memory_bytes(self) -> int:
@@ -177,6 +182,17 @@ class Worker:
             kept = self.federation.validation(client)
             if len(kept):
                 counts += tally(self._predict(weights, kept.images), kept.labels.cpu(), len(self.setup.classes))
+        return counts
+
+    def compare(self, models: Sequence[Weights], clients: Iterable[int]) -> Tensor:
+        """On how many of the images that these clients keep back which of the models are right: counts and no more."""
+        classes = len(self.setup.classes)
+        counts = torch.zeros(2 ** len(models), classes, dtype=torch.float64)
+        for client in clients:
+            kept = self.federation.validation(client)
+            if len(kept):
+                probs = [self._predict(weights, kept.images) for weights in models]
+                counts += right_patterns(probs, kept.labels.cpu(), classes)
         return counts
 
     def _predict(self, weights: Weights, images: Tensor) -> Tensor:

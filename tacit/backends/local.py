@@ -46,6 +46,9 @@ class LocalBackend:
     def validate(self, weights: Weights) -> Tensor:
         return self.worker.validate(weights, self.judges)
 
+    def compare(self, models: Sequence[Weights]) -> Tensor:
+        return self.worker.compare(models, self.judges)
+
     def memory_bytes(self) -> int:
         return self.memory_index.nbytes()
 

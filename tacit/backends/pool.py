@@ -96,6 +96,10 @@ def _validate(send: Parcel, clients: Sequence[int]) -> Tensor:
     return _worker.validate(payload.weights_in(send.open(), "model"), clients)
 
 
+def _compare(sends: Sequence[Parcel], clients: Sequence[int]) -> Tensor:
+    return _worker.compare([payload.weights_in(send.open(), "model") for send in sends], clients)
+
+
 @contextmanager
 def _no_main() -> Iterator[None]:
     """Workers start without the user's script, which would run again in each of them; they need nothing of it."""
@@ -155,6 +159,10 @@ class PoolBackend:
     def validate(self, weights: Weights) -> Tensor:
         send = pack({"model": weights}, self.inbox.path("validation"))
         return dict(self._results(_validate, {0: (send, self.federation.judges())}))[0]
+
+    def compare(self, models: Sequence[Weights]) -> Tensor:
+        sends = [pack({"model": one}, self.inbox.path(f"compared-{number}")) for number, one in enumerate(models)]
+        return dict(self._results(_compare, {0: (sends, self.federation.judges())}))[0]
 
     def memory_bytes(self) -> int:
         return self.memory_index.nbytes()

@@ -80,6 +80,10 @@ class RayWorker:
         weights = payload.weights_in(payload.from_bytes(send), "model")
         return payload.to_bytes({"tally": self.worker.validate(weights, clients)})
 
+    def compare(self, sends: Sequence[bytes], clients: Sequence[int]) -> bytes:
+        models = [payload.weights_in(payload.from_bytes(send), "model") for send in sends]
+        return payload.to_bytes({"patterns": self.worker.compare(models, clients)})
+
 
 class RayBackend:
     """Starts a Ray cluster here, or joins the one at `backend.address`, and keeps its workers for the whole run."""
@@ -162,6 +166,11 @@ class RayBackend:
         return payload.tensor_in(
             payload.from_bytes(self._result(self.workers[0].validate.remote(send, judges))), "tally"
         )
+
+    def compare(self, models: Sequence[Weights]) -> Tensor:
+        sends, judges = [payload.to_bytes({"model": weights}) for weights in models], self.federation.judges()
+        found = payload.from_bytes(self._result(self.workers[0].compare.remote(sends, judges)))
+        return payload.tensor_in(found, "patterns")
 
     def _result(self, reference: Any) -> Any:
         try:

@@ -90,14 +90,15 @@ def _result(
         Heading("How good it is"),
         Text(
             f"{first}ccuracy {per_cent(figures['accuracy'])}{'' if one_sided else '**'} (95 % confidence interval "
-            f"{per_cent(low)} to {per_cent(high)}) on {figures['images']:,} test images, by the model after the last "
-            f"round. Always naming the most frequent class would give {per_cent(float(largest))}."
+            f"{per_cent(low)} to {per_cent(high)}) on {figures['images']:,} test images, by {_which(summary)}. "
+            f"Always naming the most frequent class would give {per_cent(float(largest))}."
         ),
     )
     named = {"balanced accuracy": "balanced_accuracy", "AUC": "auc", "macro F1": "macro_f1"}
     further = [f"{name} {per_cent(summary[key])}" for name, key in named.items() if summary.get(key) is not None]
     reported = f"By the reporting rule `{summary['reporting']}`: accuracy {per_cent(summary['accuracy'])}"
     page.add(Text("; ".join([reported, *further]) + "."))
+    page.add(*_guard(summary))
     if "held out" in plan.dataset.note:
         page.add(
             Text(
@@ -123,6 +124,27 @@ def _result(
     head = ("class", "labels trained on", "test images", "recognised", "95 % interval", "right when named")
     page.add(Heading("By class", 3), Table(head, rows))
     page.add(*_confused(confusion, description.classes))
+
+
+def _which(summary: Mapping[str, Any]) -> str:
+    return "the model that the guard chose" if "guard" in summary else "the model after the last round"
+
+
+def _guard(summary: Mapping[str, Any]) -> list[Text | Table]:
+    """Which model was shipped, and what the labels that were kept back say of each."""
+    found = summary.get("guard")
+    if not found:
+        return []
+    names = {"method": "the method's model", "twin": "the labels alone", "average": "the average of their weights"}
+    rows = []
+    for name, what in names.items():
+        pair = found["against_twin"].get(name)
+        span = f"{100 * pair['low']:+.1f} to {100 * pair['high']:+.1f}" if pair else "–"
+        chosen = "shipped" if name == found["ships"] else ""
+        rows.append((what, per_cent(found["figures"][name]), span, per_cent(found["tested"].get(name)), chosen))
+    by = found["by"].replace("_", " ")
+    head = ("model", f"{by} on {found['images']:,} images kept back", "points against the labels alone, 95 % interval")
+    return [Text(f"**{found['sentence']}**"), Table((*head, "accuracy on the test images", ""), rows)]
 
 
 def _about_groups(plan: Plan) -> str:
@@ -283,6 +305,13 @@ def _travel(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) ->
             "images can be computed from them; tacit adds no noise and no encryption of its own."
         ),
     )
+    if plan.experiment.guard.on:
+        page.add(
+            Text(
+                "For the guard, every party that keeps labelled images back told on how many of them, by class, which "
+                "of the models were right: counts, and nothing else."
+            )
+        )
 
 
 def _limits(page: Document, plan: Plan, figures: Mapping[str, Any], description: Description) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,6 +13,9 @@ from tacit.core.errors import TacitError, nearest
 from tacit.core.text import as_word, safe, safe_lines
 from tacit.evaluation.headline import leads
 from tacit.evaluation.interval import interval_text
+
+if TYPE_CHECKING:
+    from tacit.runs.folder import Run
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="the folder of a finished run, or an exported .safetensors")
@@ -209,12 +212,22 @@ def export(
 def advise(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run")],
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="images for each client")] = 20,
+    curves: Annotated[
+        bool, typer.Option("--curves", help="more labels, or more unlabelled images? Trains anew")
+    ] = False,
+    minutes: Annotated[float, typer.Option(min=0, help="of --curves: begin no repeat that would take longer")] = 10.0,
 ) -> None:
-    """Which unlabelled images would help most if labelled: a list for each client, which stays on that client."""
+    """Which unlabelled images would help most if labelled: a list for each client, which stays on that client.
+
+    With --curves instead: whether more labels or more unlabelled images would help more.
+    """
     from tacit.inference.advise import CRITERION, advise
     from tacit.runs.folder import Run
 
     console = SafeConsole()
+    if curves:
+        show_curves(Run(run), minutes, console)
+        return
     found = advise(Run(run), count)
     table = Table("client", "unlabelled", "listed", "mean margin")
     for advice in found:
@@ -233,6 +246,21 @@ def advise(
         "Each list lies in the client's own folder; only these counts are shown here. Once labelled (a file moved into "
         "its class folder), run `tacit init` and `tacit run` again."
     )
+
+
+def show_curves(run: "Run", minutes: float, console: SafeConsole) -> None:
+    """What more labels would give, beside what the unlabelled images gave."""
+    from tacit.compare.curves import check_curves, conclusion, label_curves, labels_gain
+    from tacit.core.paths import check_folder
+
+    unlabeled = check_curves(run)
+    out = run.folder.with_name(f"{run.folder.name}-curves")
+    check_folder(out)
+    console.print(f"The labels alone are trained with shares of the labels, into {safe_lines(out)}.")
+    found = label_curves(run, out, minutes, console.print)
+    tested = json.loads((run.folder / "evaluation.json").read_text())["images"]
+    for line in conclusion(labels_gain(found, tested), unlabeled, (run.summary or {})["guard"]["by"]):
+        console.print(line)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,7 +1,9 @@
 """`tacit init`: look at somebody's images, say what is there, and write an experiment that fits."""
 
 import sys
+import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +18,8 @@ from tacit.core.errors import Answer, Question, TacitError
 from tacit.core.text import as_bytes, as_word, csv_text, safe, safe_lines
 
 if TYPE_CHECKING:
-    from tacit.core.settings import Data
+    from tacit.config.propose import Measured
+    from tacit.core.settings import Data, Experiment
     from tacit.data.folder_report import FolderReport
 
 MOST_CLASSES = 20  # more are summed up
@@ -54,6 +57,7 @@ def init(
     from tacit.core.paths import check_file, user_path
     from tacit.core.payload import write_atomically
     from tacit.data.groups import WITHOUT_GROUPS
+    from tacit.nets.weights import installed
     from tacit.runs.plan import stages_of
 
     console = SafeConsole()
@@ -83,12 +87,20 @@ def init(
     show(report, console)
     if report.hopeless:
         raise TacitError("This cannot be used as it is: fix what is marked ✗ first. Nothing was written.")
-    proposal = propose(report, paths, target.stem, clients, gpu=torch.cuda.is_available())
-    experiment = resolve(tomllib.loads(proposal.toml))  # what we propose must be valid
+    proposed = partial(
+        propose, report, paths, target.stem, clients, gpu=torch.cuda.is_available(), pretrained=installed("lite0")
+    )
+    measured = measure(resolve(tomllib.loads(proposed().toml)))  # what we propose must be valid
+    proposal = proposed(measured=measured)
+    experiment = resolve(tomllib.loads(proposal.toml))
     _list_unusable(report, target, console)
     write_atomically(target, proposal.toml.encode())
     for remark in proposal.skew.remarks():
         console.print(noted(remark))
+    if experiment.guard.on:
+        console.print(f"The guard is on: {proposal.guard} ([guard] in the file, docs/guard.md).")
+    elif proposal.method != "fedavg":
+        console.print(noted(proposal.guard))
     again = as_word(target)
     if proposal.held_out:
         console.print(
@@ -110,6 +122,26 @@ def init(
             f"  tacit run {again}",
         )
     )
+
+
+def measure(experiment: "Experiment") -> "Measured | None":
+    """What a proposal takes on this machine: a few steps are timed, no image is read. None where it cannot run."""
+    from tacit.cli.preview import stage_seconds
+    from tacit.config.propose import Measured
+    from tacit.data.glance import glance
+    from tacit.runs.plan import label_passes, prepare, typical_client
+
+    try:
+        with glance():
+            plan = prepare(experiment, fetch=False)
+    except TacitError:
+        return None
+    # The file is for later, so what else this machine computes just now does not count.
+    needed = stage_seconds(plan, time.process_time if plan.setup.device.type == "cpu" else time.perf_counter)
+    growing = sum(needed.get(name) or 0.0 for name in ("main", "twin"))
+    fixed = sum(seconds or 0.0 for seconds in needed.values()) - growing
+    held = typical_client(plan.split, experiment.train.batch)
+    return Measured(experiment.rounds, growing, fixed, label_passes(plan.stages, experiment.train.epochs, held))
 
 
 def _by_name(paths: list[Path], tests: list[Path]) -> tuple[list[Path], list[Path]]:

@@ -1,5 +1,6 @@
 """`--dry-run`: everything that is known before the first round, and nothing else."""
 
+import time
 from collections.abc import Collection, Sequence
 
 import tomli_w
@@ -24,8 +25,8 @@ from tacit.methods import find_method
 from tacit.nets.heads import feature_size
 from tacit.pieces.train import at_once, weights_of
 from tacit.runs.checks import check_settings
-from tacit.runs.costs import Speed, time_net
-from tacit.runs.plan import Plan, prepare, typical_client
+from tacit.runs.costs import Speed, Timer, time_net
+from tacit.runs.plan import Plan, about_twin, prepare, typical_client
 
 MOST_TIMED = 64  # images in a batch, to learn what one takes
 LEAST_TIMED = 4  # of a large net that is enough
@@ -86,11 +87,9 @@ def show_settings(experiment: Experiment, given: Collection[str], everything: bo
 
 def show_cost(plan: Plan, weights: int, screen: SafeConsole) -> None:
     """Rounds, what travels and how long it takes, by stage."""
-    seconds = seconds_per_image(plan)
-    held = typical_client(plan.split, plan.setup.train.batch)
     table = Table("stage", "rounds", "clients a round", "down", "up", "time (rough)", title="What it would cost")
-    total, unknown = 0.0, list[str]()
     features = feature_size(plan.setup.build().state_dict())
+    needed = stage_seconds(plan)
     for stage in plan.stages:
         method = stage.method
         asked = plan.setup.participation.count(plan.setup.clients)
@@ -102,18 +101,37 @@ def show_cost(plan: Plan, weights: int, screen: SafeConsole) -> None:
             )
             for kinds in (method.server_sends, method.client_sends)
         )
-        effort, tasks = method.estimated_passes(plan.setup.train.epochs, held), method.estimated_tasks(asked)
-        time_needed = stage.rounds * round_seconds(plan, effort, tasks, *seconds) if effort else 0.0
-        total, unknown = total + time_needed, [*unknown, *([] if effort else [stage.name])]
-        table.add_row(
-            stage.name, str(stage.rounds), f"≤ {asked}", down, up, clock(time_needed) if effort else "not estimated"
-        )
+        seconds = needed[stage.name]
+        shown = "not estimated" if seconds is None else clock(seconds)
+        table.add_row(stage.name, str(stage.rounds), f"≤ {asked}", down, up, shown)
     screen.print(table)
+    unknown = [name for name, seconds in needed.items() if seconds is None]
     without = f" without {' and '.join(unknown)}" if unknown else ""
+    total = sum(seconds or 0.0 for seconds in needed.values())
+    if plan.experiment.guard.on:
+        share = (needed["twin"] or 0.0) / max(total, 1e-9)
+        screen.print(f"The guard's twin, which learns from the labels alone, is {100 * share:.0f} % of that time.")
+        for line in about_twin(plan.experiment, plan.stages, plan.split):
+            screen.print(noted(line))
     screen.print(
         f"{rounds_text(plan.stages)}. Roughly {clock(total)} in all{without} on this machine. Nothing was run or "
         "written."
     )
+
+
+def stage_seconds(plan: Plan, timer: Timer = time.perf_counter) -> dict[str, float | None]:
+    """How long each stage takes on this machine, roughly, from a few batches; None: nothing is known."""
+    speed = seconds_per_image(plan, timer)
+    held = typical_client(plan.split, plan.setup.train.batch)
+    asked = plan.setup.participation.count(plan.setup.clients)
+    found: dict[str, float | None] = {}
+    for stage in plan.stages:
+        effort, tasks = (
+            stage.method.estimated_passes(plan.setup.train.epochs, held),
+            stage.method.estimated_tasks(asked),
+        )
+        found[stage.name] = stage.rounds * round_seconds(plan, effort, tasks, *speed) if effort else None
+    return found
 
 
 def rounds_text(stages: Sequence[Stage]) -> str:
@@ -154,7 +172,7 @@ def travel(sizes: list[int | None], asked: int) -> str:
     return f"{'≥ ' if len(known) < len(sizes) else ''}{size_text(asked * sum(known))}/round"
 
 
-def seconds_per_image(plan: Plan) -> Speed:
+def seconds_per_image(plan: Plan, timer: Timer = time.perf_counter) -> Speed:
     """What one image takes in this net here and now, from a few batches of noise."""
     setup = plan.setup
     generator = torch.Generator().manual_seed(0)
@@ -163,7 +181,7 @@ def seconds_per_image(plan: Plan) -> Speed:
     images = torch.rand((most, setup.channels, setup.size, setup.size), generator=generator).to(setup.device)
     count = min(LEAST_TIMED, most)
     while True:  # larger batches as long as they are quick
-        speed = time_net(net, images[:count], times=1)
+        speed = time_net(net, images[:count], times=1, timer=timer)
         if count == most or speed.training * count > QUICK:
             return speed
         count = min(2 * count, most)

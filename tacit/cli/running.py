@@ -1,6 +1,6 @@
 """A run with its progress on the screen: what `run`, `resume`, `compare` and `demo` have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,8 @@ def run_and_show(
 ) -> Any:
     """Run with progress; Ctrl-C says how to go on and exits with 130."""
     from tacit.cli.data import load_shown
-    from tacit.compare.recalls import mean_recall
     from tacit.engine.checks import check_run
     from tacit.engine.run import run_experiment
-    from tacit.evaluation.headline import headline, leads
     from tacit.runs.progress import print_json, watcher_for
     from tacit.runs.trackers import Together, trackers
 
@@ -54,15 +52,25 @@ def run_and_show(
     if view == "json":
         print_json({"kind": "summary", "folder": str(folder), **summary})
     elif view == "auto" and not label:
-        if summary["accuracy"] is not None:
-            screen.print(f"{summary['method']}: {headline(summary, 2)} ({summary['reporting']})")
-            if leads(summary) == "balanced_accuracy" and (recalls := mean_recall([finished.folder])):
-                screen.print(f"Recall by class (95 % intervals): {recalls}")
-        screen.print(f"Written to {folder}")
-        if (folder / "card.html").is_file():
-            screen.print(
-                f"The model card: {folder / 'card.html'}. To use the model:\n"
-                f"  tacit predict {as_word(folder)} IMAGES -o predictions.csv\n"
-                f"  tacit export {as_word(folder)} --to onnx"
-            )
+        show_result(summary, folder, screen)
     return finished
+
+
+def show_result(summary: Mapping[str, Any], folder: Path, screen: SafeConsole) -> None:
+    """At the end: how good the model is, which it is, and how to use it."""
+    from tacit.compare.recalls import mean_recall
+    from tacit.evaluation.headline import headline, leads
+
+    if summary["accuracy"] is not None:
+        screen.print(f"{summary['method']}: {headline(summary, 2)} ({summary['reporting']})")
+        if leads(summary) == "balanced_accuracy" and (recalls := mean_recall([folder])):
+            screen.print(f"Recall by class (95 % intervals): {recalls}")
+    if guard := summary.get("guard"):
+        screen.print(guard["sentence"])
+    screen.print(f"Written to {folder}")
+    if (folder / "card.html").is_file():
+        screen.print(
+            f"The model card: {folder / 'card.html'}. To use the model:\n"
+            f"  tacit predict {as_word(folder)} IMAGES -o predictions.csv\n"
+            f"  tacit export {as_word(folder)} --to onnx"
+        )

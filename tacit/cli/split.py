@@ -32,6 +32,8 @@ def show_split(split: Split, dataset: Dataset, out: Path | None, console: SafeCo
         console.print(table or _parties(split, dataset, labeled, unlabeled), "")
     tested = len(split.test)
     console.print(f"Tested on {tested:,} of {len(dataset.test_labels):,} test images.")
+    if kept := sum(map(len, split.validation)):
+        console.print(f"{kept:,} labelled images are kept back by their holders, to judge models by (data.validation).")
     for warning in warnings(split, dataset):
         console.print(noted(warning))
     if picture is not None and saved is not None:

@@ -21,7 +21,7 @@ from tacit.data.split import Split, load_split
 from tacit.data.split import title as split_title
 from tacit.evaluation.headline import leads
 from tacit.runs.folder import Run
-from tacit.runs.plan import prepare, stages_of, typical_client
+from tacit.runs.plan import label_passes, prepare, stages_of, typical_client
 
 
 def gap_closed(method: float | None, lower: float | None, upper: float | None) -> float | None:
@@ -52,9 +52,9 @@ def bounds_of(experiment: Experiment, as_many: bool = False) -> tuple[Experiment
     >>> bound_of(lower), bound_of(upper), bound_of(resolve({"method.name": "fixmatch"}))
     ('lower', 'upper', '')
     """
-    rounds = sum(stage.rounds for stage in stages_of(experiment))
+    rounds = sum(stage.rounds for stage in stages_of(experiment) if not stage.apart)
     epochs = label_passes_a_round(experiment) if as_many else experiment.train.epochs
-    settings = {**experiment.to_dict(), "method": {"name": "fedavg"}, "rounds": rounds, "pretrain": {}}
+    settings = {**experiment.to_dict(), "method": {"name": "fedavg"}, "rounds": rounds, "pretrain": {}, "guard": {}}
     lower = resolve(settings, {"train.epochs": max(epochs, experiment.train.epochs)})
     return lower, resolve(lower.to_dict(), {"data.reveal": "all"})
 
@@ -62,17 +62,16 @@ def bounds_of(experiment: Experiment, as_many: bool = False) -> tuple[Experiment
 def label_passes_a_round(experiment: Experiment) -> int:
     """Passes of a client over its labels in a round, the mean over all stages, from what clients really hold."""
     held = typical_client(prepare(experiment).split, experiment.train.batch)
-    stages = stages_of(experiment)
-    passes = [(stage.rounds, stage.method.estimated_passes(experiment.train.epochs, held)) for stage in stages]
-    known = [(rounds, found[0]) for rounds, found in passes if found is not None]
-    return math.ceil(sum(rounds * count for rounds, count in known) / max(1, sum(rounds for rounds, _ in known)))
+    return label_passes(stages_of(experiment), experiment.train.epochs, held)
 
 
 def bound_of(experiment: Experiment) -> str:
     """'lower' or 'upper' for plain FedAvg on the labels that exist or on all of them, else ''."""
     plain = resolve({"method.name": "fedavg"}).method
     options = {key: value for key, value in experiment.method.items() if key != "preset"}
-    if options != {key: value for key, value in plain.items() if key != "preset"} or experiment.pretrain.on:
+    if options != {key: value for key, value in plain.items() if key != "preset"}:
+        return ""
+    if experiment.pretrain.on or experiment.guard.on:
         return ""
     return "upper" if experiment.data.reveal == "all" else "lower"
 
@@ -159,13 +158,13 @@ class Budget:
 
 
 def budget_of(experiment: Experiment) -> Budget:
-    """The budget of an experiment, from its stages.
+    """The budget of an experiment, from the stages of its method (what [guard] costs is not the method's).
 
     >>> fixmatch = {"method": {"name": "fixmatch", "warmup": 5}, "rounds": 20, "data.placement": "clients"}
     >>> print(budget_of(resolve(fixmatch)))
     25 rounds × 10 clients, 25 passes over labelled images, 20 over unlabelled ones
     """
-    stages, train = stages_of(experiment), experiment.train
+    stages, train = [stage for stage in stages_of(experiment) if not stage.apart], experiment.train
     efforts = [(stage.rounds, *(stage.method.estimated_passes(train.epochs) or (0, 0))) for stage in stages]
     rounds = sum(stage.rounds for stage in stages)
 

@@ -14,10 +14,14 @@ from tacit.data.folder_report import FolderReport, Item
 from tacit.data.images import RULE
 from tacit.data.placement import fitting_placements
 
-PASSES = 60_000  # images trained on in all: some minutes on a CPU with small images and the small net
+METHOD = "fixmatch"  # for who has unlabelled images; the one place where it is named
+PASSES = 60_000  # images trained on in all: enough to learn from, as far as the machine is quick enough
+MINUTES = 15  # that a run should not exceed
 WARM_UP = 60 * 32  # labelled images that a party trains on in a round of the warm-up: 60 steps
 LEAST_ROUNDS, MOST_ROUNDS = 20, 100
 HELD_OUT_SHARE = 5  # one labelled image in so many is held out where no test set is given
+KEPT_BACK, LEAST_KEPT, ENOUGH_KEPT = 0.2, 20, 200  # of the labels, for the guard; and how many images that must be
+PHOTOGRAPH, PRETRAINED_SIZE = 64, 96  # pixels from which a coloured image is taken for one, and at which it is shown
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,28 @@ class Proposal:
     test_images: int
     held_out: bool
     skew: Skew
+    guard: str  # whether there is one, or why not
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a proposal takes on this machine, from a few steps, and how often the method passes over labels."""
+
+    rounds: int  # of the main stage of that proposal
+    growing: float  # seconds of the stages that grow with them
+    fixed: float  # seconds of the others
+    passes: int  # over a client's labels, in a round
+
+    def seconds(self, rounds: int) -> float:
+        return self.fixed + self.growing * rounds / self.rounds
+
+    def most_rounds(self) -> int:
+        """How many fit into the time that a run should take.
+
+        >>> Measured(rounds=20, growing=600.0, fixed=100.0, passes=1).most_rounds()       # 800 s, 30 s a round
+        26
+        """
+        return int((60 * MINUTES - self.fixed) * self.rounds / max(self.growing, 1e-9))
 
 
 def parties(report: FolderReport) -> list[PartyCounts]:
@@ -53,16 +79,30 @@ def _kind(item: Item) -> str:
     return "test" if item.part == "test" else "labelled" if item.label else "unlabelled"
 
 
-def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0, gpu: bool = False) -> Proposal:
-    """Choose placement, net, size, method and budget. `clients` deals the images of one folder out to so many
-    pretended clients, with the labels at the server; 0 takes the parties as they are."""
+def propose(
+    report: FolderReport,
+    paths: list[Path],
+    name: str,
+    clients: int = 0,
+    gpu: bool = False,
+    pretrained: bool = False,
+    measured: Measured | None = None,
+) -> Proposal:
+    """Choose placement, net, size, method, training, guard and budget.
+
+    `clients` deals the images of one folder out to so many pretended clients, with the labels at the server; 0 takes
+    the parties as they are. `pretrained`: weights learned on photographs are installed. `measured`: what an earlier
+    proposal of the same took here, so that this one fits the machine.
+    """
     held = parties(report)
     sites = [party for party in held if party.name != SERVER]
     at_server = sum(party.labeled for party in held if party.name == SERVER)
     labeled, unlabeled = sum(p.labeled for p in held), sum(p.unlabeled for p in sites)
     placement = "server" if clients else fitting_placements(at_server, [(p.labeled, p.unlabeled) for p in sites])[0]
-    method = "fixmatch" if unlabeled else "fedavg"
+    method = METHOD if unlabeled else "fedavg"
     rounds = min(max(PASSES // max(labeled + unlabeled, 1), LEAST_ROUNDS), MOST_ROUNDS)
+    if measured is not None:
+        rounds = max(min(rounds, measured.most_rounds()), LEAST_ROUNDS)
     given = [f'"{safe(party.name, 60)}" {party.labeled:,}' for party in held if party.labeled]
     held_out = not report.has_test
     skew = skew_of(report.counts("train"), report.counts("test"), report.classes)
@@ -71,14 +111,17 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
         partition, who = ("iid", f"the images are dealt to {clients} pretended clients")
     else:
         partition, who = ("sites", "every site keeps its own images")
-    net, norm = ("wrn-28-2", "gn") if gpu else ("cnn", "gn")
+    photographs = pretrained and report.colour > 0 and report.size >= PHOTOGRAPH
+    size = PRETRAINED_SIZE if photographs else report.size
     title = f"{name}: {len(report.classes)} classes, {labeled:,} labels, {unlabeled:,} images without"
+    learned = labeled - (test_images if held_out else 0)
+    guard = guard_for(learned) if unlabeled else Guarded(0.0, "Every image has a label: there is nothing to guard.")
     sections = [
         [
             f"# Written by `tacit init`. Change what you like; `tacit run {_file(name)} --dry-run` shows it.",
             f"title = {_quoted(title)}",
             "seed = 0",
-            _line("rounds", rounds, f"about {PASSES:,} images are trained on in all; more rounds, more time"),
+            _line("rounds", rounds, _budget(rounds, measured)),
         ],
         [
             "[data]",
@@ -87,7 +130,8 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
             _line("clients", clients or len(sites), "sites" if not clients else "pretended"),
             _line("placement", placement, f"labels at: {', '.join(given)}"),
             _line("labels", 0, "all that there are") if clients else "",
-            _line("image_size", report.size, RULE.format(size=report.size)),
+            _line("validation", guard.share, guard.why) if guard.share else "",
+            _line("image_size", size, RULE.format(size=size)),
             _line("skip_unreadable", True, "the bad files that `tacit init` listed are left out") if report.bad else "",
             _line("groups", "found", 'as `tacit init` told; "given": a group column alone')
             if report.groups.examples
@@ -97,30 +141,95 @@ def propose(report: FolderReport, paths: list[Path], name: str, clients: int = 0
             else "# No test images were given: 20 % of the labelled images of each class are held "
             "out, and\n# every figure of the run rests on them.",
         ],
+        _net(photographs, gpu),
         [
-            "[net]",
-            _line(
-                "name", net, "wide residual net, for the GPU" if gpu else "small and quick; wrn-28-2 is larger, better"
-            ),
-            _line("norm", norm, "group norm: works when sites differ"),
-        ],
-        [
-            "[train]",
-            _line("lr", 0.03, "learning rate"),
+            "[train]                          # a recipe for short budgets (docs/training.md)",
+            _line("lr", 0.05, "the highest learning rate: it rises to it,"),
+            _line("warmup", 0.05, "in this share of a stage, and falls"),
+            _line("schedule", "linear", "in a straight line"),
+            _line("schedule_by", "step", "with each step"),
+            _line("end", 0.02, "to this share of it"),
+            _line("nesterov", True, "momentum that looks ahead"),
             _line("batch", 32, "images a step"),
             *_epochs(clients),
             _line("class_weights", "balanced", skew.why_weigh) if skew.weigh else "",
         ],
         [
+            "[server]",
+            _line("name", "momentum", "the global model goes on in the direction of earlier rounds"),
+            _line("momentum", 0.6, "so much of it"),
+        ],
+        [
             "[method]",
-            _line("name", method, "confident predictions become labels; fedavg: the labels alone")
+            _line("name", method, "learns from unlabelled images, too; fedavg: the labels alone")
             if unlabeled
             else _line("name", method, "every image has a label"),
         ],
-        _fixmatch(labeled, sum(p.labeled > 0 for p in held)) if unlabeled else [],
+        _options(method, labeled, sum(p.labeled > 0 for p in held)),
+        _guard(guard, measured) if unlabeled else [],
     ]
     text = "\n\n".join("\n".join(line for line in section if line) for section in sections if section) + "\n"
-    return Proposal(text, placement, method, rounds, test_images, held_out, skew)
+    return Proposal(text, placement, method, rounds, test_images, held_out, skew, guard.why)
+
+
+def _net(photographs: bool, gpu: bool) -> list[str]:
+    if photographs:
+        return [
+            "[net]",
+            _line("name", "lite0", "a net that was trained on a million photographs,"),
+            _line("weights", "pretrained", "with what it learned there,"),
+            _line("train", "head", "of which only the last layer is trained: quick, and little is sent"),
+        ]
+    name, why = ("wrn-28-2", "wide residual net, for the GPU") if gpu else ("cnn", "small and quick; wrn-28-2: better")
+    return ["[net]", _line("name", name, why), _line("norm", "gn", "group norm: works when sites differ")]
+
+
+def _budget(rounds: int, measured: Measured | None) -> str:
+    """What the rounds mean."""
+    if measured is None:
+        return f"about {PASSES:,} images are trained on in all; more rounds, more time"
+    return f"about {max(1, round(measured.seconds(rounds) / 60))} min on this machine, by a few steps that were timed"
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """The share of the labels that is kept back for the guard (0: there is none), and why."""
+
+    share: float
+    why: str
+
+
+def guard_for(labels: int) -> Guarded:
+    """How much of so many labels to keep back: a fifth, or as many as are enough; nothing where that is too few.
+
+    >>> guard_for(240)
+    Guarded(share=0.2, why='48 labels are kept back: they choose what is shipped')
+    >>> guard_for(2000).share
+    0.1
+    >>> guard_for(60).why
+    'No guard: a fifth of 60 labels is 12, too few to judge models by; with 100 labels there would be one.'
+    """
+    share = max(min(KEPT_BACK, round(ENOUGH_KEPT / max(labels, 1), 2)), 0.05)
+    if (kept := round(share * labels)) < LEAST_KEPT:
+        return Guarded(
+            0.0,
+            f"No guard: a fifth of {labels:,} labels is {kept}, too few to judge models by; with "
+            f"{round(LEAST_KEPT / KEPT_BACK)} labels there would be one.",
+        )
+    return Guarded(share, f"{kept:,} labels are kept back: they choose what is shipped")
+
+
+def _guard(guard: Guarded, measured: Measured | None) -> list[str]:
+    """Never worse than the labels alone (docs/guard.md)."""
+    if not guard.share:
+        return [f"# {guard.why}"]
+    return [
+        "[guard]",
+        _line("on", True, "ships what those labels find better: the method's model, or that of the labels alone"),
+        _line("epochs", measured.passes, "passes of the latter over labels in a round: as many as the method makes")
+        if measured is not None
+        else "",
+    ]
 
 
 def _where(report: FolderReport, paths: list[Path], name: str) -> list[str]:
@@ -148,7 +257,10 @@ def _epochs(clients: int) -> list[str]:
     return [_line("server_epochs", 5, "passes over the server's labels in a round")] if clients else []
 
 
-def _fixmatch(labeled: int, holders: int) -> list[str]:
+def _options(method: str, labeled: int, holders: int) -> list[str]:
+    """The options of a method that are worth choosing; most methods need none."""
+    if method != "fixmatch":
+        return []
     epochs = min(max(WARM_UP * max(holders, 1) // max(labeled, 1), 1), 20)
     return [
         "[method.fixmatch]                # counts while fixmatch is the method, and waits otherwise",

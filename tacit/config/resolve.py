@@ -67,6 +67,8 @@ def as_given(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for section in ("method", "data", "net", "server", "backend"):  # `net = "resnet18"` is short for `net.name`
         if isinstance(given.get(section), str):
             given[f"{section}.name"] = given.pop(section)
+    if isinstance(given.get("guard"), bool):  # `guard = true`
+        given["guard.on"] = given.pop("guard")
     for key in ("method.name", "method.preset", "method"):
         if not isinstance(given.get(key, ""), str):
             raise TacitError(f"{key} = {shown(given[key])} is not a name. `tacit methods` lists methods and presets.")

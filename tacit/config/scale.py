@@ -3,7 +3,8 @@
 With a fraction f (a tenth: f = .1)
 
 - data: f of the training images and f of the labels, so their ratio stays; the least size of a client likewise;
-- rounds: f of the rounds, of the rounds between two evaluations and of those whose mean is the answer; what lasts some
+- rounds: f of the rounds, of those between two evaluations (or looks of the guard) and of those whose mean is the
+  answer; what lasts some
   rounds shrinks as well (a warm-up, a ramp): f of its rounds, or of its epochs where it is one long round. Which
   options of a method are lengths is told by their types: `Rounds`, `Epochs`, or any type with a `Length` in it;
 - width: √f of the net's channels, so about f of its parameters.
@@ -99,7 +100,10 @@ def scaled(experiment: Experiment, scale: str, fixed: Collection[str] = ()) -> S
         "data.min_size": (max(1, math.floor(data.min_size * fraction)), ""),
         "evaluate_every": (part(experiment.evaluate_every, fraction), ""),
         "server.answer_rounds": (part(experiment.server.answer_rounds, fraction), ""),
+        "guard.every": (part(experiment.guard.every, fraction), ""),
     }
+    if not experiment.guard.on:
+        del smaller["guard.every"]
     if experiment.server.answer != "mean":
         del smaller["server.answer_rounds"]
     if data.placement == "some-clients":  # there the labels are those of the labelled clients' images

@@ -76,6 +76,7 @@ class Stage:
     name: str
     method: "Method"
     rounds: int
+    apart: bool = False  # no stage begins with what it learned: the guard's twin
 
 
 @dataclass(frozen=True)

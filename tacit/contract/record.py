@@ -39,6 +39,11 @@ KEYS: dict[str, Key] = {
     "validation_balanced_accuracy": Key("Balanced accuracy on the images kept back", "share", "more", True),
     "validation_loss": Key("Loss on the images kept back", "number", "more", True),
     "validation_images": Key("Images kept back that were asked", "number"),
+    # Of the guard, on the same images.
+    "guard_method": Key("The method's model on the images kept back", "share", "more"),
+    "guard_twin": Key("The labels alone on the images kept back", "share", "more"),
+    "guard_average": Key("The average of the two on the images kept back", "share", "more"),
+    "guard": Key("which of them would be shipped, and by how much each is ahead of the labels alone"),
     # Of pseudo-labels, compared with the truth where that is known: in simulations.
     "pseudo_accuracy": Key("Accepted pseudo-labels that are right", "share", "labels", True),
     "accepted_ratio": Key("Pseudo-labels accepted", "share", "labels", True),

@@ -241,6 +241,19 @@ class Pretrain(Section):
         return self.method != "none"
 
 
+class Guard(Section):
+    """Never worse than the labels alone: a twin that learns from them alone, and labels kept back that choose."""
+
+    on: bool = Field(False, description="ship what data.validation finds better: the method's model or its twin's")
+    every: Annotated[int, Field(ge=1, le=MANY, description="compare each so many rounds, and at the end")] = 5
+    epochs: Annotated[
+        int, Field(ge=0, le=EPOCHS, description="the twin's passes over labels in a round (0: as the stages tell)")
+    ] = 0
+    lead: Annotated[
+        float, Field(ge=0, le=10, description="standard errors by which a model must lead to take the twin's place")
+    ] = 0.3
+
+
 class Server(Section):
     """What the server makes of its clients' mean, and which model is the answer."""
 
@@ -348,6 +361,7 @@ class Experiment(Section):
     views: ViewChoice = ViewChoice()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg", "preset": "paper"})
     pretrain: Pretrain = Pretrain()
+    guard: Guard = Guard()
     participation: Participation = Participation()
     faults: Faults = Faults()
     keep: Keep = Keep()
@@ -365,11 +379,26 @@ class Experiment(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _guard_can_choose(self) -> "Experiment":
+        if self.guard.on and not (self.data.validation or self.data.split):
+            raise ValueError(
+                "[guard] chooses by labelled images that are kept back: write validation = 0.2 (a share of them) under "
+                "[data], or on = false under [guard]"
+            )
+        if self.guard.on and (self.reporting == "last-10" or (self.reporting == "best" and self.best_by == "test")):
+            raise ValueError(
+                f'[guard] ships one model, and test images must not choose it; reporting = "{self.reporting}" does not '
+                'go with that: write reporting = "last", or "best" with best_by = "accuracy"'
+            )
+        return self
+
     def to_dict(self) -> dict[str, Any]:
-        """All settings; without [pretrain] where there is no such stage."""
+        """All settings; without [pretrain] where there is no such stage, and without [guard] where it is off."""
         settings = self.model_dump(exclude_none=True)
-        if not self.pretrain.on:
-            del settings["pretrain"]
+        for name, section in (("pretrain", self.pretrain), ("guard", self.guard)):
+            if not section.on:
+                del settings[name]
         return settings
 
     def to_toml(self) -> str:

@@ -323,7 +323,7 @@ def warnings(split: Split, dataset: Dataset) -> list[str]:
             found.append(f"{without} of {len(sizes)} clients hold no labelled image.")
     found += group_warnings(dataset)
     if split.recipe["placement"] != "some-clients" and split.recipe["reveal"] == "none":
-        short = split.recipe["labels"] - int(labels_by_class.sum())
+        short = split.recipe["labels"] - int(labels_by_class.sum()) - sum(map(len, split.validation))
         if short > 0 and split.recipe["partition"] != "sites":
             found.append(
                 f"The labelled pool is {short} images short of {split.recipe['labels']}: no whole group fitted "

@@ -18,7 +18,7 @@ from tacit.core.machine import cpu_type
 from tacit.core.payload import Payload, Weights
 from tacit.core.text import safe
 from tacit.data.federation import Federation
-from tacit.engine import aside
+from tacit.engine import aside, guard
 from tacit.engine.handover import handover
 from tacit.engine.summary import by_client, by_epoch, cpu_seconds_of, run_summary
 from tacit.engine.validation import refusal_reason
@@ -49,6 +49,7 @@ class Engine:
         self.server_shard = federation.server_shard()
         self.test_labels = federation.test().labels
         self.net_pool = NetPool(plan.setup)
+        self.twin: Weights | None = None  # what the labels alone gave, where [guard] wants it
         self.told: set[str] = set()  # stages of which it was told that the server's optimiser does nothing
 
     def run(self) -> dict[str, Any]:
@@ -62,14 +63,19 @@ class Engine:
             state = self._run_stage(stage, first, past) if finished is None else finished
             if finished is None and number < len(self.plan.stages) - 1:
                 self.folder.finish_stage(number, state)
-            past[stage.name] = aside.methods_part(state)
             first = end
+            if stage.apart:
+                self.twin = self._answer(stage, state, self._hub(RoundInfo(stage.name, -1, stage.rounds, first)))
+            else:
+                past[stage.name] = aside.methods_part(state)
         last = self.plan.stages[-1]
         end_of_run = RoundInfo(last.name, last.rounds - 1, last.rounds, first - 1)
-        weights = aside.best_answer(state) or self._answer(last, state, self._hub(end_of_run))
-        summary = run_summary(self.plan, self.folder.records, time.perf_counter() - started)
+        found = guard.verdict(self.folder.records)
+        weights = self._candidates(last, state, self._hub(end_of_run)).get(found.get("ships", guard.METHOD))
         tested = weights is not None and len(self.test_labels) > 0
         probs = self.backend.predict_test(weights) if weights is not None and tested else None
+        shipped = {"guard": found, **(score(probs, self.test_labels) if probs is not None else {})} if found else {}
+        summary = run_summary(self.plan, self.folder.records, time.perf_counter() - started, shipped)
         if weights is not None:
             weights = {**self.plan.setup.frozen, **weights}  # a model for others is whole
         self.folder.finish(weights, summary, handover(self.plan, summary, self.folder.records, probs, self.test_labels))
@@ -123,6 +129,7 @@ class Engine:
             skipped, state = "the merged model's loss is not a number: the model stays", before
             scores = self._evaluate(stage, round_info, state, hub)
         state = self._with_best(stage, state, hub, scores)
+        scores |= self._compare(stage, round_info, state, hub)
         if self.plan.experiment.evaluate_clients and scores:
             scores |= self._evaluate_clients([outcome.reply for outcome in usable])
         clock.lap("evaluate")
@@ -290,6 +297,24 @@ class Engine:
         answer = self._answer(stage, state, hub)
         figure = scores[f"validation_{best_by}"] * (-1 if best_by == "loss" else 1)
         return aside.with_best(state, answer, figure, scores["validation_images"]) if answer is not None else state
+
+    def _candidates(self, stage: Stage, state: Payload, hub: Hub) -> dict[str, Weights]:
+        """The models that may be shipped, by name: the method's alone, or those between which the guard chooses."""
+        self.net_pool.clear()
+        answer = aside.best_answer(state) or self._answer(stage, state, hub)
+        if self.twin is None:
+            return {guard.METHOD: answer} if answer is not None else {}
+        return guard.candidates(answer, self.twin)
+
+    def _compare(self, stage: Stage, round_info: RoundInfo, state: Payload, hub: Hub) -> dict[str, Any]:
+        """What the images that parties keep back say of these models, in the rounds in which the guard looks."""
+        settings = self.plan.experiment.guard
+        last = round_info.round == round_info.rounds - 1
+        due = last or (round_info.round + 1) % settings.every == 0
+        if self.twin is None or stage is not self.plan.stages[-1] or not due:
+            return {}
+        models = self._candidates(stage, state, hub)
+        return guard.judged(list(models), self.backend.compare(list(models.values())), settings.lead)
 
     def _evaluate_clients(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """How good each client's model was before the merge, in the order of `answered`. None: it sent no model."""

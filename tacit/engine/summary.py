@@ -15,8 +15,14 @@ from tacit.runs.plan import Plan
 from tacit.version import __version__
 
 
-def run_summary(plan: Plan, records: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
-    """What summary.json holds; `seconds` are those of this session."""
+def run_summary(
+    plan: Plan, records: Sequence[Mapping[str, Any]], seconds: float, shipped: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What summary.json holds; `seconds` are those of this session.
+
+    `shipped`: of a run with a guard, its verdict and the test figures of the model that it chose; they count then,
+    whichever rounds the method's own are reported of.
+    """
     experiment = plan.experiment
     main = [r for r in records if r["stage"] == "main" and r.get("accuracy") is not None]
     return {
@@ -29,7 +35,7 @@ def run_summary(plan: Plan, records: Sequence[Mapping[str, Any]], seconds: float
         "seed": experiment.seed,
         "reporting": experiment.reporting,
         **({"best_by": experiment.best_by} if experiment.reporting == "best" else {}),
-        **summarize(main, experiment.reporting, experiment.best_by),
+        **with_shipped(summarize(main, experiment.reporting, experiment.best_by), shipped),
         "rounds": len(records),
         "parameters": sum(p.numel() for p in plan.setup.build().parameters()),
         "bytes_up": sum(r["bytes_up"] for r in records),
@@ -52,6 +58,20 @@ def run_summary(plan: Plan, records: Sequence[Mapping[str, Any]], seconds: float
             "numpy": np.__version__,
         },
     }
+
+
+def with_shipped(method: Mapping[str, Any], shipped: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of the method's rounds, or those of the model that the guard chose in their place.
+
+    On the images kept back the guard's verdict has them.
+
+    >>> with_shipped({"accuracy": 0.5, "validation_accuracy": 0.6}, {"accuracy": 0.7, "per_class": [1], "guard": {}})
+    {'accuracy': 0.7, 'guard': {}}
+    """
+    if not shipped:
+        return dict(method)
+    own = {name: value for name, value in method.items() if not name.startswith("validation_")}
+    return {**own, **{name: shipped[name] for name in shipped if name in (*IN_SUMMARY, "guard")}}
 
 
 def summarize(records: Sequence[Mapping[str, Any]], rule: str, best_by: str = "test") -> dict[str, Any]:

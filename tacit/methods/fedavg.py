@@ -151,3 +151,14 @@ class WarmUp(FedAvg):
         model = side.model(weights)
         loss = side.fit_labeled(model, epochs=self.epochs or None)
         return Reply(send={"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})
+
+
+@dataclass(frozen=True)
+class Twin(WarmUp):
+    """The labels alone beside any method (`[guard]`): as often over them as the method, at the server no less often
+    than the experiment says."""
+
+    def _train(self, weights: Weights, side: Client | Hub) -> Reply:
+        model = side.model(weights)
+        loss = side.fit_labeled(model, epochs=max(self.epochs, side.epochs))
+        return Reply(send={"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})

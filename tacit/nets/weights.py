@@ -150,6 +150,14 @@ def check_available(name: str, weights: str, sha256: str, begun: bool = False) -
         )
 
 
+def installed(name: str) -> bool:
+    """Whether published weights of a net are on this machine."""
+    try:
+        return find_published(name).is_file()
+    except TacitError:
+        return False
+
+
 def find_published(name: str) -> Path:
     """The published file of a net, or the copy of it in the cache; an error that says what to install."""
     if name not in PUBLISHED:

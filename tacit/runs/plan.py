@@ -1,17 +1,20 @@
 """All that is known before the first round: the stages, the data, who holds what."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tacit.config.resolve import build_method, build_pretraining
 from tacit.contract import kinds
-from tacit.contract.method import Held, Method, Stage
+from tacit.contract.method import UNKNOWN, Held, Method, Stage
 from tacit.contract.parties import Setup
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
 from tacit.data.federation import load_dataset, make_setup
 from tacit.data.split import Split, load_split, make_split, warnings
+from tacit.methods.fedavg import Twin
 from tacit.runs.checks import check_settings
 
 
@@ -36,9 +39,11 @@ class Plan:
 
 
 def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple[Stage, ...]:
-    """The stages of an experiment: [pretrain], what its method wants before, then the method itself (of this class)."""
+    """The stages of an experiment: [guard]'s twin, [pretrain], what its method wants before, then the method itself (of
+    this class)."""
     method = build_method(experiment, kind)
     stages = (*build_pretraining(experiment), *method.before(), Stage("main", method, experiment.rounds))
+    stages = (*twin_of(experiment, stages), *stages)
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise TacitError(f"{type(method).__name__} has two stages of one name: {', '.join(names)}.")
@@ -46,6 +51,44 @@ def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple
         for declared in stage.method.client_sends.values():
             kinds.parse(declared)  # what cannot be checked is told before any work
     return stages
+
+
+def twin_of(experiment: Experiment, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stage that [guard] puts first: FedAvg on the labels alone, for as many rounds as all others together.
+
+    All of it is known from the settings, so that every site knows it, too.
+    """
+    guard = experiment.guard
+    if not guard.on:
+        return ()
+    epochs = guard.epochs or label_passes(stages, experiment.train.epochs)
+    return (Stage("twin", Twin(epochs=epochs), sum(stage.rounds for stage in stages), apart=True),)
+
+
+def label_passes(stages: Sequence[Stage], epochs: int, held: Held = UNKNOWN) -> int:
+    """Passes of a client over its labels in a round of a method, the mean over all its stages, rounded up.
+
+    >>> from tacit.methods.fedavg import FedAvg, WarmUp
+    >>> label_passes([Stage("warm-up", WarmUp(epochs=20), 5), Stage("main", FedAvg(), 22)], epochs=1)   # 122 / 27
+    5
+    """
+    passes = [(stage.rounds, stage.method.estimated_passes(epochs, held)) for stage in stages if not stage.apart]
+    known = [(rounds, found[0]) for rounds, found in passes if found is not None]
+    return math.ceil(sum(rounds * count for rounds, count in known) / max(1, sum(rounds for rounds, _ in known)))
+
+
+def about_twin(experiment: Experiment, stages: Sequence[Stage], split: Split) -> tuple[str, ...]:
+    """Whether the guard's twin sees its labels less often than the method does, by what clients really hold."""
+    if not experiment.guard.on:
+        return ()
+    passes = label_passes(stages, experiment.train.epochs, typical_client(split, experiment.train.batch))
+    epochs = getattr(stages[0].method, "epochs", 0)
+    if epochs >= passes:
+        return ()
+    return (
+        f"The guard's twin makes {epochs} passes over the labels in a round, the method about {passes}. For a twin "
+        f"that is as well trained, write guard.epochs = {passes}.",
+    )
 
 
 def about_weights(experiment: Experiment, setup: Setup) -> tuple[str, ...]:
@@ -77,7 +120,8 @@ def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool
     setup.build()  # a net that does not fit the images says so now
     told = () if saved_split is not None and saved_split.is_file() else about_weights(experiment, setup)
     held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
-    return Plan(experiment, stages, dataset, split, setup, (*told, *warnings(split, dataset)), held)
+    told = (*told, *warnings(split, dataset), *about_twin(experiment, stages, split))
+    return Plan(experiment, stages, dataset, split, setup, told, held)
 
 
 def typical_client(split: Split, batch: int) -> Held:

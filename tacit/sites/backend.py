@@ -5,7 +5,7 @@ what they answered (tests give it sites in the same process).
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,13 +17,15 @@ from tacit.contract.method import Reply, Stage, Task
 from tacit.contract.parties import Labeled, NetPool, RoundInfo, Setup
 from tacit.core import payload
 from tacit.core.errors import TacitError
-from tacit.core.payload import Limits, Weights
+from tacit.core.payload import Limits, Payload, Weights
 from tacit.core.settings import Experiment
 from tacit.core.text import safe
+from tacit.evaluation.paired import right_patterns
 from tacit.evaluation.scores import PREDICT_BATCH, tally
 from tacit.pieces.train import predict
 from tacit.sites.accept import for_sites
 from tacit.sites.envelope import from_record, to_record
+from tacit.sites.judges import read_patterns, read_tally
 from tacit.sites.wire import WHO, Request, Response, SharedFacts, pack, unpack
 from tacit.version import __version__
 
@@ -183,22 +185,39 @@ class FlowerBackend:
         counts = torch.zeros(3, classes, dtype=torch.float64)
         if self.kept_back is not None and len(self.kept_back):
             counts += tally(self._predict(weights, self.kept_back.images), self.kept_back.labels.cpu(), classes)
+        for client, response in self._ask_judges("judge", {"model": weights}):
+            counts += read_tally(response, client, classes, self._most_kept(client))
+        return counts
+
+    def compare(self, models: Sequence[Weights]) -> Tensor:
+        """The same of several models at once: only counts of right answers come back."""
+        classes = len(self.setup.classes)
+        counts = torch.zeros(2 ** len(models), classes, dtype=torch.float64)
+        if self.kept_back is not None and len(self.kept_back):
+            probs = [self._predict(weights, self.kept_back.images) for weights in models]
+            counts += right_patterns(probs, self.kept_back.labels.cpu(), classes)
+        sent: Payload = {f"model-{number}": weights for number, weights in enumerate(models)}
+        for client, response in self._ask_judges("compare", sent):
+            counts += read_patterns(response, client, tuple(counts.shape), self._most_kept(client))
+        return counts
+
+    def _ask_judges(self, kind: str, send: Payload) -> Iterator[tuple[int, bytes]]:
+        """What the labelled sites answer, in their order, whoever answered first: a sum depends on it."""
         names = {self.federated.sites[client]: client for client in self.federated.labeled}
         self._listen(set(names))
-        content = payload.to_bytes({"model": weights})
+        content = payload.to_bytes(send)
         envelopes = {
-            name: pack(self.federated.request(self.experiment, client, "judge"), content)
+            name: pack(self.federated.request(self.experiment, client, kind), content)
             for name, client in names.items()
             if not self._why_not(name)
         }
         responses = self.transport.request(envelopes, self.federated.patience, lambda name: None) if envelopes else {}
-        for name, client in names.items():  # in their order, whoever answered first: a sum depends on it
+        for name, client in names.items():
             response = responses.get(name)
             if isinstance(response, bytes):
-                counts += read_tally(response, client, classes, self._most_kept(client))
+                yield client, response
             elif response is not None:  # it is asked for its name first from now on: nobody waits for it twice
                 self._silent[name] = f"since it was asked to judge a model ({response.why})"
-        return counts
 
     def _most_kept(self, client: int) -> float:
         """How many images a site can have kept back, if it takes part with as many as it registered."""
@@ -226,20 +245,6 @@ def read_reply(response: bytes, task: Task, largest: int) -> Reply:
         client=task.client,
         group=task.group,
     )
-
-
-def read_tally(response: bytes, client: int, classes: int, most: float) -> Tensor:
-    """The tally in an envelope from a site that can have kept so many images back; zeros where it cannot be one."""
-    nothing = torch.zeros(3, classes, dtype=torch.float64)
-    try:
-        header, content = unpack(response, Response, ROOM)
-        told = payload.tensor_in(payload.from_bytes(content, Limits(total=ROOM)), "tally").double()
-    except (TacitError, KeyError, TypeError, ValueError):
-        return nothing
-    fits = header.kind == "judge" and header.client == client and told.shape == nothing.shape
-    if not fits or not torch.isfinite(told).all() or (told < 0).any():
-        return nothing
-    return told if (told[1] <= told[0]).all() and told[0].sum() <= most else nothing
 
 
 def say_hello(

@@ -90,7 +90,8 @@ def replies(site: Site, experiment: Experiment, facts: Facts) -> list[tuple[Stag
         worker = Worker(setup, held, ClientMemory(Path(folder), own.keep))
         for stage in stages_of(own, method):
             state, tasks = _server(stage, setup, past)
-            past[stage.name] = state
+            if not stage.apart:
+                past[stage.name] = state
             if tasks:
                 round_info = RoundInfo(stage.name, 0, stage.rounds, len(found))
                 outcome = worker.run(stage, round_info, 0, tasks[0])

@@ -31,6 +31,7 @@ from tacit.nets.weights import check_available
 from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
 from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
+from tacit.sites.judges import MOST_COMPARED
 from tacit.sites.ledger import Ledger
 from tacit.sites.wire import LARGEST_WHY, WHO, Request, Response, pack, unpack
 from tacit.version import __version__
@@ -109,7 +110,8 @@ class Site:
     def _answer(self, request: Request, content: bytes) -> tuple[bytes, str]:
         if request.kind == "hello":
             return self._hello(request)
-        return self._train(request, content) if request.kind == "train" else self._judge(request, content)
+        work = {"train": self._train, "judge": self._judge, "compare": self._compare}
+        return work[request.kind](request, content)
 
     def _hello(self, request: Request) -> tuple[bytes, str]:
         experiment, _, own = self._look(request)
@@ -154,6 +156,18 @@ class Site:
         data = sent(reply, "judge")
         self._note(request, reply, len(data))
         return data, f"judged the model by {kept[0].sum():g} images, sent how many of each class it named rightly"
+
+    def _compare(self, request: Request, content: bytes) -> tuple[bytes, str]:
+        """How many images of each class that this site keeps back are named rightly by which of some models."""
+        _, worker = self._worker(request)
+        given = payload.from_bytes(content, Limits(total=self.settings.largest))
+        if not 1 <= len(given) <= MOST_COMPARED:
+            raise Refusal(f"it compares up to {MOST_COMPARED} models, and was sent {len(given)}")
+        found = worker.compare([payload.weights_in(given, name) for name in sorted(given)], [request.client])
+        reply = Reply(send={"patterns": found}, examples=float(found.sum()), client=request.client)
+        data = sent(reply, "compare")
+        self._note(request, reply, len(data))
+        return data, f"compared {len(given)} models by {found.sum():g} images, sent on how many which of them is right"
 
     def _note(self, request: Request, reply: Reply, size: int) -> None:
         """One line for each answer, for whoever must account for what left this site."""
@@ -292,7 +306,7 @@ def hello_of(shard: Shard, client: int, answered: int = 0) -> Response:
     return Response(kind="hello", client=client, labeled=len(shard.labeled) > 0, images=images, answered=answered)
 
 
-def sent(reply: Reply, kind: Literal["train", "judge"] = "train") -> bytes:
+def sent(reply: Reply, kind: Literal["train", "judge", "compare"] = "train") -> bytes:
     """The very bytes that leave a site for a reply."""
     response = Response(
         kind=kind,

@@ -61,12 +61,13 @@ class SharedFacts(Header):
 
 class Request(Header):
     """What the server wants. `hello`: can you take part? `train`: do this round (the payload is the task's). `judge`:
-    how good is this model on what you keep back (`data.validation`)?
+    how good is this model on what you keep back (`data.validation`)? `compare`: on how many of those images is which of
+    these models right (`[guard]`)?
 
     In a hello, `step` is how many rounds are done: what the site kept in later ones, which are run again, is forgotten.
     """
 
-    kind: Literal["hello", "train", "judge"]
+    kind: Literal["hello", "train", "judge", "compare"]
     version: Word
     run: RunName
     experiment: dict[str, object]  # in the one form of `tacit.sites.accept`
@@ -96,7 +97,7 @@ class Request(Header):
 class Response(Header):
     """What a site says. Beside the payload (`Reply.send`) these few words are all that leaves it."""
 
-    kind: Literal["hello", "train", "judge", "refused"]
+    kind: Literal["hello", "train", "judge", "compare", "refused"]
     client: Number = 0
     group: Number = 0
     why: Annotated[str, Field(max_length=LARGEST_WHY)] = ""  # refused

@@ -61,7 +61,8 @@ function runHead(run) {
     ["sent up", show(results.bytes_up, "bytes")],
     ["time", show(results.seconds, "seconds")],
   ].filter(([, value]) => value !== "–");
-  const rule = { best: "the best round", last: "the last round", "last-10": "the mean of the last ten rounds" }[run.reporting] ?? run.reporting;
+  const guard = run.summary.guard; // it may have chosen another model than the method's
+  const rule = guard ? "the model that the guard chose" : { best: "the best round", last: "the last round", "last-10": "the mean of the last ten rounds" }[run.reporting] ?? run.reporting;
   const paper = run.paper.accuracy !== undefined && run.paper.accuracy !== null ? ` The paper has ${run.paper.accuracy} % (${run.paper.source}).` : "";
   const warnings = run.summary.warnings ?? [];
   return el(
@@ -74,6 +75,7 @@ function runHead(run) {
     warnings.length || run.remarks.length ? el("ul", { class: "remarks" }, ...[...warnings, ...run.remarks].map((text) => el("li", {}, text))) : null,
     figures.length ? el("dl", { class: "tiles" }, ...figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))) : null,
     figures.length ? el("p", { class: "quiet" }, `${run.state === "finished" ? "The result is" : "So far, by the rule"} ${rule}.${paper}`) : null,
+    guard ? el("p", {}, guard.sentence) : null,
   );
 }
 
