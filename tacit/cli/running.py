@@ -28,6 +28,7 @@ def run_and_show(
     from tacit.cli.data import load_shown
     from tacit.compare.recalls import mean_recall
     from tacit.engine.checks import check_run
+    from tacit.engine.private import privacy_spent
     from tacit.engine.run import run_experiment
     from tacit.evaluation.headline import headline, leads
     from tacit.runs.progress import print_json, watcher_for
@@ -58,7 +59,7 @@ def run_and_show(
             screen.print(f"{summary['method']}: {headline(summary, 2)} ({summary['reporting']})")
             if leads(summary) == "balanced_accuracy" and (recalls := mean_recall([finished.folder])):
                 screen.print(f"Recall by class (95 % intervals): {recalls}")
-        screen.print(f"Written to {folder}")
+        screen.print("\n".join([*privacy_spent(summary), f"Written to {folder}"]))
         if (folder / "card.html").is_file():
             screen.print(
                 f"The model card: {folder / 'card.html'}. To use the model:\n"

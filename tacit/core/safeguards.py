@@ -61,16 +61,16 @@ class Robust(Section):
 class Privacy(Section):
     """Client-level differential privacy: clip each update, average with a fixed denominator, add Gaussian noise."""
 
-    clip: (
-        Annotated[float, Field(gt=0, le=1e9, description="largest norm of an update; what is longer is cut")] | None
-    ) = None
+    clip: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
+        None, description="largest norm of an update; what is longer is cut"
+    )
     noise: Annotated[float, Field(ge=0, le=1e9, description="of the sum of updates, in multiples of clip")] = 0.0
     statistics_noise: Annotated[
         float, Field(ge=0, le=1e9, description="of each statistic's sum, in multiples of its own bound")
     ] = 0.0
     delta: Annotated[float, Field(gt=0, lt=1, description="of (epsilon, delta); well below 1 / clients")] = 1e-5
-    epsilon: Annotated[float, Field(gt=0, le=1e9, description="budget: the run ends before it is exceeded")] | None = (
-        None
+    epsilon: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
+        None, description="budget: the run ends before it is exceeded"
     )
     where: Literal["server", "clients"] = Field("server", description="who adds the noise; clients: a share each")
     sampling: Literal["poisson", "fixed"] = Field(

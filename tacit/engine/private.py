@@ -216,3 +216,21 @@ def private_summary(settings: Privacy, records: Sequence[Mapping[str, Any]], end
     spent = epsilon(settings, released_in(records))
     told: dict[str, Any] = {"epsilon": spent, "delta": settings.delta, "neighbours": relation, "where": settings.where}
     return {"privacy": {**told, "budget": settings.epsilon, "ended": ended}}
+
+
+def privacy_spent(summary: Mapping[str, Any]) -> list[str]:
+    """What a summary tells of privacy, in sentences.
+
+    >>> told = {"epsilon": 2.5, "delta": 1e-5, "neighbours": "one client more or less", "ended": ""}
+    >>> privacy_spent({"privacy": told})
+    ['Privacy spent: epsilon 2.5 at delta 1e-05 (neighbours: one client more or less).']
+    """
+    told = summary.get("privacy")
+    if not isinstance(told, Mapping):
+        return []
+    if told.get("epsilon") is None:
+        return ["Updates were clipped, but no noise was added: no privacy is promised."]
+    spent = (
+        f"Privacy spent: epsilon {told['epsilon']:.3g} at delta {told['delta']:g} (neighbours: {told['neighbours']})."
+    )
+    return [spent, f"The run ended early: {told['ended']}."] if told.get("ended") else [spent]
