@@ -19,8 +19,8 @@ def _privacy(experiment: Experiment) -> list[str]:
     if settings.where == "clients":
         lines.append(
             f'privacy.where = "clients": what leaves has this site\'s share of the noise in it ({settings.noise:g} '
-            "times the clip over the square root of the clients asked; above for one client alone). The server sees each "
-            "update with that share only; the promise is for the sum."
+            "times the clip over the square root of the clients asked; above for one client alone). The server sees "
+            "each update with that share only; the promise is for the sum."
         )
         if settings.randomness == "seed":
             lines.append(
