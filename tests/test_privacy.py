@@ -252,7 +252,7 @@ def test_at_real_sites_the_noise_does_not_follow_from_the_seed(layer: dict[str, 
 
 
 def test_a_run_at_real_sites_that_is_resumed_keeps_its_secret(tmp_path: Path) -> None:
-    """The server's noise is drawn from a number that lies in the checkpoint: rounds that are done again are the same."""
+    """The server's noise is drawn from a number that lies in the checkpoint: a round done again has the same."""
     job, sites = at_sites(
         simulated("fedavg", "clients", **{**ON, "privacy.statistics_noise": 0.0, "rounds": 3}), tmp_path
     )
