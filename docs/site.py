@@ -28,6 +28,7 @@ GUIDES = [
     "views.md",
     "nets.md",
     "training.md",
+    "privacy.md",
     "compare.md",
     "trackers.md",
     "speed.md",
