@@ -41,6 +41,7 @@ ROBUST: dict[str, Any] = {
     "train.batch": 32,
     "train.epochs": 2,
     "train.lr": 0.05,
+    "backend.name": "local",  # starting workers would cost more than these short runs
 }
 METHODS: dict[str, dict[str, Any]] = {
     "cbafed": {"method.name": "cbafed", "method.warmup": 0},
@@ -71,6 +72,7 @@ PRIVATE: dict[str, Any] = {
     "train.batch": 16,
     "train.lr": 0.1,
     "train.momentum": 0.0,
+    "backend.name": "local",
 }
 LEARNERS: dict[str, dict[str, Any]] = {
     "fedavg, labels at clients": {"method.name": "fedavg", "data.placement": "clients", "data.labels": 0},
@@ -165,7 +167,7 @@ def run_table(name: str, cells: Iterable[Cell], seeds: int, again: bool, rows: s
 
 
 def table(cells: Iterable[Cell], sheet: Mapping[str, Any]) -> str:
-    """Accuracy in per cent, the mean over the seeds that are there ± their standard deviation; – where there is none."""
+    """Accuracy in per cent, the mean over the seeds that are there ± their standard deviation; –: not run yet."""
     found: dict[str, dict[str, str]] = {}
     columns: list[str] = []
     for cell in cells:
