@@ -309,3 +309,10 @@ def test_settings_that_are_off_are_not_written() -> None:
     on = resolve({"method.name": "fedavg"}, {"robust.mean": "median", "faults.attackers": 1})
     assert resolve(on.to_dict()) == on
     assert prepare(resolve(on.to_dict(), TINY)).setup.robust.mean == "median"
+
+
+def test_means_of_groups_are_not_taken_for_clients() -> None:
+    one = hub(world_of("fedavg", "clients", robust__mean="median"))
+    circles = [Reply(send={"model": {"w": torch.zeros(1)}}, examples=1) for _ in range(3)]
+    with pytest.raises(TacitError, match="3 models that no client sent"):
+        one.mean_model({"w": torch.zeros(1)}, circles)

@@ -17,6 +17,7 @@ from tacit import nets
 from tacit.contract.messages import Reply
 from tacit.contract.record import KEYS
 from tacit.core import seeds
+from tacit.core.errors import TacitError
 from tacit.core.payload import Weights, content_digest
 from tacit.core.safeguards import Privacy, Robust
 from tacit.core.settings import Faults, Net, Participation, Server, Train
@@ -434,6 +435,11 @@ class Hub(Party):
         own = [number for number, reply in enumerate(replies) if reply.client < 0]
         others = [number for number, reply in enumerate(replies) if reply.client >= 0]
         theirs = [weights[number] for number in others]
+        if len(own) > 1:
+            raise TacitError(
+                f'robust.mean = "{settings.mean}" was given {len(own)} models that no client sent, such as means of '
+                'groups. In a method of your own, write means = "groups", so that it is refused before any work.'
+            )
         if not any(theirs):
             return weighted_mean((reply.weights(name) for reply in replies), weights)
         models = [replies[number].weights(name) for number in others]

@@ -53,7 +53,7 @@ KEYS: dict[str, Key] = {
     "answered": Key("Clients whose reply was used", "number", "travel"),
     "refused": Key("whose reply was refused, and why"),
     "clipped": Key("whose reply was cut to its bounds, and why"),
-    "update_norms": Key("how far each client moved from what was sent to it, in the order of `answered`, before a cut"),
+    "update_norms": Key("how far each client moved from what was sent to it, as it came, refused ones included"),
     "norm_limit": Key("Largest norm of an update that is taken as it is", "number", "travel"),
     "chosen": Key("whose models multi-Krum chose"),
     "robust": Key("what took the place of the robust mean, and why"),

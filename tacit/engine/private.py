@@ -99,7 +99,7 @@ def declared(setup: Setup, method: Method) -> Mapping[str, str]:
 def planned(settings: Privacy, method: Method, hub: Hub, tasks: Sequence[Task]) -> Release | None:
     """What this round would release of its clients; None where it releases nothing.
 
-    A method that does not draw its clients with `hub.sample_clients`, once, has no gain from chance.
+    A method that does not draw its clients with `hub.sample_clients` has no gain from chance.
     """
     if not method.client_sends:
         return None
@@ -108,7 +108,12 @@ def planned(settings: Privacy, method: Method, hub: Hub, tasks: Sequence[Task]) 
             f"{type(method).__name__} asks a client twice in a round, which its noise would not cover. Leave [privacy] "
             "out, or choose another method."
         )
-    among, asked = hub.samples[0] if len(hub.samples) == 1 else (len(tasks), len(tasks))
+    if len(hub.samples) > 1:
+        raise TacitError(
+            f"{type(method).__name__} draws its clients more than once in a round, so that nobody knows by which "
+            "chance a client is asked. Call hub.sample_clients once, or leave [privacy] out."
+        )
+    among, asked = hub.samples[0] if hub.samples else (len(tasks), len(tasks))
     noise = combined_noise(settings.noise, settings.statistics_noise, len(statistics_of(method.client_sends)))
     return Release(among, asked, noise) if asked else None
 
