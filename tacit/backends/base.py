@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tacit.backends.attack import attacked, attacking_shard
+from tacit.backends.parts import shard_in_turn
 from tacit.backends.protect import protected, without_share
 from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Labeled, NetPool, RoundInfo, Setup, Shard
@@ -146,6 +147,9 @@ class Worker:
         started, cpu = time.perf_counter(), time.process_time()
         self.net_pool.clear()
         shard, truth = self.federation.client_shard(task.client), self.federation.truth(task.client)
+        if self.setup.train.parts > 1:
+            shard, which = shard_in_turn(shard, self.setup.train.parts, round_info, self.setup.seed, task.client)
+            truth = truth[which]
         shard = attacking_shard(shard, truth, task.client, self.setup)
         me = Client(self.setup, shard, round_info, task.client, task.group, self.net_pool)
         try:

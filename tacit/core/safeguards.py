@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from tacit.core.section import Section
 
 MOST = 1_000_000_000
+# The settings of differential privacy: without `clip` they promise nothing.
+OF_NOISE = ("noise", "statistics_noise", "delta", "epsilon", "where", "sampling", "examples", "randomness")
 
 
 class Robust(Section):
@@ -86,7 +88,7 @@ class Privacy(Section):
     @model_validator(mode="after")
     def _clipped_first(self) -> "Privacy":
         if not self.on:
-            if self.changed:
+            if set(self.changed) & set(OF_NOISE):
                 raise ValueError(
                     "noise without clipping protects nobody: a single update may be as long as it likes. Write "
                     "clip = 1.0 (the largest norm of an update), or leave [privacy] out"
