@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import commit, processor
-from tacit.compare.rows import identity
 from tacit.config.resolve import resolve
 from tacit.core.console import SafeConsole
 from tacit.core.safeguards import Privacy
@@ -92,7 +91,18 @@ class Cell:
 
     row: str
     column: str
-    experiment: Experiment
+    settings: dict[str, Any]
+
+    def experiment(self, seed: int = 0) -> Experiment:
+        return resolve(self.settings, {"seed": seed})
+
+    def found(self, sheet: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
+        """What was measured with these settings, as they are written here: defaults that come later change nothing."""
+        kept: dict[str, Any] | None = sheet.get(self.key(seed))
+        return kept if kept is not None and kept["settings"] == self.settings else None
+
+    def key(self, seed: int) -> str:
+        return f"{self.row} | {self.column} | seed {seed}"
 
 
 def robust_cells() -> list[Cell]:
@@ -104,7 +114,7 @@ def robust_cells() -> list[Cell]:
             troubles |= {f"{count} × {name}": {"faults.attackers": count, **how} for name, how in ATTACKS.items()}
         for trouble, faults in troubles.items():
             for mean, defence in MEANS.items():
-                cells.append(Cell(f"{method}: {trouble}", mean, resolve(ROBUST, options, faults, defence)))
+                cells.append(Cell(f"{method}: {trouble}", mean, {**ROBUST, **options, **faults, **defence}))
     return cells
 
 
@@ -116,9 +126,9 @@ def private_cells() -> list[Cell]:
         for budget in BUDGETS:
             noise = round(noise_for(settings, budget, clients, clients, rounds), 3)
             on = {"privacy.clip": CLIP, "privacy.delta": DELTA, "privacy.noise": noise}
-            cells.append(Cell(name, f"ε = {budget:g}", resolve(PRIVATE, options, on)))
-        cells.append(Cell(name, "clipped, no noise (ε = ∞)", resolve(PRIVATE, options, {"privacy.clip": CLIP})))
-        cells.append(Cell(name, "no [privacy]", resolve(PRIVATE, options)))
+            cells.append(Cell(name, f"ε = {budget:g}", {**PRIVATE, **options, **on}))
+        cells.append(Cell(name, "clipped, no noise (ε = ∞)", {**PRIVATE, **options, "privacy.clip": CLIP}))
+        cells.append(Cell(name, "no [privacy]", {**PRIVATE, **options}))
     return cells
 
 
@@ -152,15 +162,13 @@ def measured(experiment: Experiment, screen: SafeConsole, label: str) -> dict[st
 def run_table(name: str, cells: Iterable[Cell], seeds: int, again: bool, rows: str, screen: SafeConsole) -> None:
     """What is missing of a table, one seed of all its cells after the other; the page is renewed after each."""
     cells = [cell for cell in cells if rows in cell.row]
-    done: set[str] = set()
     for seed in range(seeds):
         for cell in cells:
-            experiment = cell.experiment.model_copy(update={"seed": seed})
-            key, sheet = identity(experiment), read_sheet()
-            if key in done or (key in sheet and not again):
+            sheet = read_sheet()
+            if cell.found(sheet, seed) is not None and not again:
                 continue
-            sheet[key] = measured(experiment, screen, f"{name}/{cell.row}/{cell.column} seed {seed}")
-            done.add(key)
+            figures = measured(cell.experiment(seed), screen, f"{name}/{cell.row}/{cell.column} seed {seed}")
+            sheet[cell.key(seed)] = {**figures, "settings": cell.settings}
             SHEET.parent.mkdir(exist_ok=True)
             SHEET.write_text(json.dumps(sheet, indent=1, sort_keys=True) + "\n")
             write_page()
@@ -171,7 +179,7 @@ def table(cells: Iterable[Cell], sheet: Mapping[str, Any]) -> str:
     found: dict[str, dict[str, str]] = {}
     columns: list[str] = []
     for cell in cells:
-        figures = [sheet.get(identity(cell.experiment.model_copy(update={"seed": seed}))) for seed in range(10)]
+        figures = [cell.found(sheet, seed) for seed in range(10)]
         values = [100 * one["accuracy"] for one in figures if one is not None]
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
         found.setdefault(cell.row, {})[cell.column] = f"{statistics.fmean(values):.1f}{spread}" if values else "–"

@@ -9,7 +9,6 @@ import pytest
 from benchmarks import evidence, page, safeguards, shelf
 from runs import TINY
 from tacit.compare.rows import PendingRun, identity
-from tacit.config.resolve import resolve
 from tacit.core.console import SafeConsole
 from tacit.engine.accounting import Release, epsilon
 from tacit.runs.folder import Run
@@ -155,7 +154,7 @@ def test_the_tables_of_safeguards_are_those_of_the_sheet(monkeypatch: pytest.Mon
 def test_a_table_of_safeguards_runs_what_is_missing_only(apart: Path) -> None:
     small = {**TINY, "method.name": "fedavg", "data.placement": "clients", "data.clients": 5, "rounds": 2}
     ways = {"mean": {}, "median": {"robust.mean": "median"}}
-    cells = [safeguards.Cell("fedavg", name, resolve(small, way)) for name, way in ways.items()]
+    cells = [safeguards.Cell("fedavg", name, {**small, **way}) for name, way in ways.items()]
     screen = SafeConsole(quiet=True)
     safeguards.run_table("mine", cells[:1], 1, False, "", screen)
     first = safeguards.SHEET.read_text()
@@ -172,7 +171,7 @@ def test_a_table_of_safeguards_runs_what_is_missing_only(apart: Path) -> None:
 
 def test_private_budgets_are_spent_and_not_exceeded() -> None:
     for cell in safeguards.private_cells():
-        settings, rounds = cell.experiment.privacy, cell.experiment.rounds
+        settings, rounds = cell.experiment().privacy, cell.experiment().rounds
         if cell.column.removeprefix("ε = ").replace(".", "").isdecimal():
             spent = epsilon(settings, [Release(100, 100, settings.noise)] * rounds)
             assert spent == pytest.approx(float(cell.column.removeprefix("ε = ")), rel=0.01)
