@@ -2,7 +2,8 @@
 
 `make evidence PART=server SEEDS=3` runs one part (benchmarks/parts/*.toml). What is finished lies in evidence/runs and
 is not repeated, what was stopped goes on: so the whole can be interrupted at any time. `AGAIN=yes` makes a part from
-scratch. Each finished run renews docs/evidence.md, which `PART=page` makes alone.
+scratch. Each finished run renews docs/evidence.md, which `PART=page` makes alone. `PART=robust` and `PART=private` are
+the tables of docs/privacy.md (benchmarks/safeguards.py).
 """
 
 import shutil
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import curves, page
+from benchmarks import curves, page, safeguards
 from benchmarks.shelf import on_the_shelf, place_of, put_away
 from tacit.compare.rows import PendingRun, Row, run_folder
 from tacit.config.resolve import resolve
@@ -72,9 +73,18 @@ def main() -> None:
     settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word and word.split("=", 1)[1])
     known = parts()
     asked = settings.get("PART", "")
-    if asked and asked not in (*known, "page"):
-        raise SystemExit(f"There is no part '{asked}'. There are: {', '.join(known)}, and page.")
+    if asked and asked not in (*known, *safeguards.TABLES, "page"):
+        there = ", ".join([*known, *safeguards.TABLES])
+        raise SystemExit(f"There is no part '{asked}'. There are: {there}, and page.")
     screen = SafeConsole(soft_wrap=True)
+    for name, cells in safeguards.TABLES.items():
+        if asked in ("", name):
+            seeds, rows = int(settings.get("SEEDS", 3)), settings.get("ROWS", "")
+            safeguards.run_table(name, cells(), seeds, "AGAIN" in settings, rows, screen)
+    safeguards.write_page()
+    if asked in safeguards.TABLES:
+        screen.print(f"Written: {safeguards.PAGE}", highlight=False)
+        return
     for name in [name for name in known if asked in ("", name)]:
         try:
             run_part(name, known[name], int(settings.get("SEEDS", known[name]["seeds"])), "AGAIN" in settings, screen)

@@ -29,6 +29,7 @@ GUIDES = [
     "nets.md",
     "training.md",
     "guard.md",
+    "privacy.md",
     "compare.md",
     "trackers.md",
     "speed.md",

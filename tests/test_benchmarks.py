@@ -10,7 +10,19 @@ import pytest
 import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import buffers, clients, engine, inference, reference, round, simulation, timing, views, workers
+from benchmarks import (
+    buffers,
+    clients,
+    engine,
+    inference,
+    private,
+    reference,
+    round,
+    simulation,
+    timing,
+    views,
+    workers,
+)
 from benchmarks.timing import Row, Spent
 from tacit.config.resolve import resolve
 from tacit.data.federation import Federation
@@ -172,3 +184,12 @@ def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "not quiet" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(SystemExit, match="There is no part 'veiws'"):
         bench.main(["veiws"])
+
+
+def test_safeguards_are_compared_with_rounds_without_them() -> None:
+    rows = sane(private.measure({**NARROW, "data.clients": 10, "data.subset": 200}, times=1))
+    assert len(rows) == 2 * len(private.SAFEGUARDS)
+    assert rows["median: a round's bytes over one without"].value == 1.0
+    assert rows["noise at the server: a round's bytes over one without"].value == 1.0
+    told = rows["noise at the clients: a round's bytes over one without"].value
+    assert 1.0 < told < 1.01  # how many are asked goes down with each task

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import evidence, page, shelf
+from benchmarks import evidence, page, safeguards, shelf
+from runs import TINY
 from tacit.compare.rows import PendingRun, identity
+from tacit.core.console import SafeConsole
+from tacit.engine.accounting import Release, epsilon
 from tacit.runs.folder import Run
 
 ROOT = Path(__file__).parent.parent
@@ -139,3 +142,36 @@ def test_old_records_without_cpu_time_count_the_usual_round_of_their_stage(
     for cores, expected in (("1 of 2", [9.0, 2.0, 2.0, 2.0]), ("2 of 2", None)):
         monkeypatch.setattr(page, "made", lambda _, cores=cores: {"machine": f"a processor, {cores} cores"})
         assert page.costs(run) == expected
+
+
+def test_the_tables_of_safeguards_are_those_of_the_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = safeguards.PAGE.read_text()
+    assert safeguards.with_tables(page, safeguards.read_sheet()) == page, "run: make evidence PART=page"
+    assert page.count("<!-- table: ") == len(safeguards.TABLES)
+
+
+def test_a_table_of_safeguards_runs_what_is_missing_only(apart: Path) -> None:
+    small = {**TINY, "method.name": "fedavg", "data.placement": "clients", "data.clients": 5, "rounds": 2}
+    ways = {"mean": {}, "median": {"robust.mean": "median"}}
+    cells = [safeguards.Cell("fedavg", name, {**small, **way}) for name, way in ways.items()]
+    screen = SafeConsole(quiet=True)
+    safeguards.run_table("mine", cells[:1], 1, False, "", screen)
+    first = safeguards.SHEET.read_text()
+    safeguards.run_table("mine", cells[:1], 1, False, "", screen)
+    assert safeguards.SHEET.read_text() == first
+    safeguards.run_table("mine", cells, 2, False, "another row", screen)
+    assert safeguards.SHEET.read_text() == first
+    safeguards.run_table("mine", cells, 2, False, "", screen)
+    assert len(safeguards.read_sheet()) == 4
+    head, _, row = safeguards.table(cells, safeguards.read_sheet()).splitlines()
+    assert head == "|  | mean | median |"
+    assert row.count("±") == 2
+
+
+def test_private_budgets_are_spent_and_not_exceeded() -> None:
+    for cell in safeguards.private_cells():
+        settings, rounds = cell.experiment().privacy, cell.experiment().rounds
+        if cell.column.removeprefix("ε = ").replace(".", "").isdecimal():
+            spent = epsilon(settings, [Release(100, 100, settings.noise)] * rounds)
+            assert spent == pytest.approx(float(cell.column.removeprefix("ε = ")), rel=0.01)

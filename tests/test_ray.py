@@ -54,6 +54,23 @@ def test_ray_is_local_also_after_a_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    "safeguards",
+    [
+        {"privacy__clip": 1.0, "privacy__noise": 1.0, "privacy__where": "clients", "privacy__sampling": "fixed"},
+        {"robust__mean": "median", "robust__norm_quantile": 0.5, "faults__attackers": 1},
+    ],
+    ids=["privacy", "robust"],
+)
+def test_safeguards_are_the_same_on_ray(safeguards: dict[str, object], tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    local = run_experiment(smoke("fedavg", "clients", **safeguards), tmp_path / "local")
+    on_ray = smoke("fedavg", "clients", **safeguards, backend__name="ray", backend__workers=2)
+    ray_run = run_experiment(on_ray, tmp_path / "ray")
+    assert (digest(ray_run), timeless(ray_run)) == (digest(local), timeless(local))
+
+
+@pytest.mark.usefixtures("cluster")
 def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
     wanting = smoke("fedavg", "server", backend__name="ray", backend__gpus=0.5)
     with pytest.raises(TacitError, match=r"backend.gpus is 0.5 a worker, but the cluster has 0 GPUs"):

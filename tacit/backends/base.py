@@ -11,7 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tacit.backends.attack import attacked, attacking_shard
 from tacit.backends.parts import shard_in_turn
+from tacit.backends.protect import protected, without_share
 from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.core.payload import Payload, Weights, at_hand, check, nbytes, set_aside
@@ -22,6 +24,7 @@ from tacit.pieces.train import predict
 from tacit.runs.memory import ClientMemory
 
 IN_MEMORY = 1 << 29  # bytes of replies: the eleven ResNet-18s of an ordinary round need not be read from disk
+NOTHING = Reply(send={}, examples=0)
 MOST_METRICS, LONGEST_METRIC = 100, 100  # as in the header of an answer from a real site
 
 
@@ -152,9 +155,10 @@ class Worker:
         if self.setup.train.parts > 1:
             shard, which = shard_in_turn(shard, self.setup.train.parts, round_info, self.setup.seed, task.client)
             truth = truth[which]
+        shard = attacking_shard(shard, truth, task.client, self.setup)
         me = Client(self.setup, shard, round_info, task.client, task.group, self.net_pool)
         try:
-            reply = stage.method.client_train(task, memory, me)
+            reply = stage.method.client_train(without_share(task), memory, me)
             if not isinstance(reply, Reply):
                 raise TypeError(f"client_train returned a {type(reply).__name__}, not a Reply")
             check(reply.keep)
@@ -165,10 +169,15 @@ class Worker:
             )
             raise
         fault = unsendable(stage.method, reply)
-        sent = plain_reply(reply) if not fault else Reply(send={}, examples=0)
+        sent = self._leaving(stage.method, plain_reply(reply), task, round_info) if not fault else NOTHING
         bare = dataclasses.replace(sent, client=task.client, group=task.group)
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
         return Outcome(bare, counts, seconds, fault, cpu), reply.keep
+
+    def _leaving(self, method: Method, reply: Reply, task: Task, round_info: RoundInfo) -> Reply:
+        """A reply as it leaves: made bad by an attacker of a simulation, protected by [privacy]."""
+        bad = attacked(reply, task, self.setup)
+        return protected(bad, method, task, self.setup, round_info)
 
     def predict_test(self, weights: Weights, part: slice) -> Tensor:
         """The probabilities of some of the test images."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from tacit.card.document import Bullets, Code, Document, Figure, Heading, Table, Text
 from tacit.card.plot import calibration_plot
+from tacit.card.safeguards import safeguard_sentences, travel_sentence
 from tacit.card.verdict import class_rows, conclusions
 from tacit.core.formatting import MAJORITY, size_text
 from tacit.core.settings import Experiment
@@ -45,6 +46,8 @@ def card(
     _method(page, plan)
     _pseudo_labels(page, plan, records, figures)
     _travel(page, plan, records)
+    if sentences := safeguard_sentences(plan, summary, records):
+        page.add(Heading("How clients and model are protected"), *map(Text, sentences))
     _limits(page, plan, figures, description)
     _again(page, plan, summary)
     return page
@@ -195,6 +198,9 @@ def _calibration(page: Document, figures: Mapping[str, Any], description: Descri
 def _parties(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) -> None:
     split = plan.split
     page.add(Heading("Data by party (counts only)"))
+    if plan.experiment.privacy.on:  # how much a client holds, and how often it was asked, is not told
+        page.add(Text(f"{len(split.server):,} labelled images at the server; {len(split.clients):,} clients."))
+        return
     answers = [sum(number in record["answered"] for record in records) for number in range(len(split.clients))]
     rows = [("server", f"{len(split.server):,}", "0", "–")] if len(split.server) else []
     rows += [
@@ -299,11 +305,7 @@ def _travel(page: Document, plan: Plan, records: Sequence[Mapping[str, Any]]) ->
         )
     page.add(
         Table(("stage", "sent up", "each time", "times, all clients", "kept on the client's own disk"), rows),
-        Text(
-            "With each reply go the number of examples and the method's own figures. Nothing else was sent: a reply "
-            "with anything that is not in this table is refused. Weights are no secret: something about the training "
-            "images can be computed from them; tacit adds no noise and no encryption of its own."
-        ),
+        Text(travel_sentence(plan.experiment)),
     )
     if plan.experiment.guard.on:
         page.add(

@@ -59,6 +59,7 @@ def run_and_show(
 def show_result(summary: Mapping[str, Any], folder: Path, screen: SafeConsole) -> None:
     """At the end: how good the model is, which it is, and how to use it."""
     from tacit.compare.recalls import mean_recall
+    from tacit.engine.private import privacy_spent
     from tacit.evaluation.headline import headline, leads
 
     if summary["accuracy"] is not None:
@@ -67,7 +68,7 @@ def show_result(summary: Mapping[str, Any], folder: Path, screen: SafeConsole) -
             screen.print(f"Recall by class (95 % intervals): {recalls}")
     if guard := summary.get("guard"):
         screen.print(guard["sentence"])
-    screen.print(f"Written to {folder}")
+    screen.print("\n".join([*privacy_spent(summary), f"Written to {folder}"]))
     if (folder / "card.html").is_file():
         screen.print(
             f"The model card: {folder / 'card.html'}. To use the model:\n"

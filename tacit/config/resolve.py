@@ -150,8 +150,8 @@ def check_together(experiment: Experiment, method: type[Method]) -> None:
     if experiment.train.parts > 1 and method.remembers_images:
         raise TacitError(
             f"The method '{experiment.method['name']}' remembers something of each image from round to round, so "
-            f"train.parts = {experiment.train.parts}, by which a round sees a part of them, cannot be. Write train.parts "
-            "= 1, or choose another method."
+            f"train.parts = {experiment.train.parts}, by which a round sees a part of them, cannot be. Write "
+            "train.parts = 1, or choose another method."
         )
     if quorum > asked:
         raise TacitError(

@@ -8,7 +8,7 @@ state → server_send(state) → Task → client_train(task, memory, me) → Rep
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -90,6 +90,10 @@ class Method:
     citation: ClassVar[str] = ""
     placements: ClassVar[tuple[str, ...]] = PLACEMENTS
     trains_parts: ClassVar[bool] = True  # whether net.train may leave a part of the net as it is
+    # Of whose models `hub.mean_model` makes the next one: "clients" (each client's own), "groups" (means of groups), or
+    # "nobody" (models are merged in another way, or something else that clients sent is). Robust means and differential
+    # privacy ([robust], [privacy]) are for "clients".
+    means: ClassVar[Literal["clients", "groups", "nobody"]] = "clients"
     remembers_images: ClassVar[bool] = False  # whether clients keep something by image: then all are there every round
     # What travels and what stays, by name, in the words of tacit/contract/kinds.py: "weights" (like the model that was
     # sent), "counts[K]", "share", "weights if labeled" …; a name that ends in "?" may be missing. The engine refuses

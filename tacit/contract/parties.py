@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,16 @@ from tacit import nets
 from tacit.contract.messages import Reply
 from tacit.contract.record import KEYS
 from tacit.core import seeds
+from tacit.core.errors import TacitError
 from tacit.core.payload import Weights, content_digest
-from tacit.core.settings import Net, Participation, Server, Train
+from tacit.core.safeguards import Privacy, Robust
+from tacit.core.settings import Faults, Net, Participation, Server, Train
 from tacit.nets.optimizer import SGD, Pace, give_momentum, sgd
 from tacit.nets.statistics import recompute_statistics
 from tacit.nets.weights import first_weights
 from tacit.pieces.aggregate import shares, weighted_mean
 from tacit.pieces.loss import LabelLoss, label_loss
+from tacit.pieces.robust import robust_mean
 from tacit.pieces.schedule import Schedule
 from tacit.pieces.server_optimizer import Memory, ServerOptimizer
 from tacit.pieces.train import View, batch_count, fit, predict, weights_of
@@ -80,6 +83,10 @@ class Setup:
     participation: Participation
     device: torch.device
     server: Server = field(default_factory=Server)
+    robust: Robust = field(default_factory=Robust)
+    privacy: Privacy = field(default_factory=Privacy)
+    faults: Faults = field(default_factory=Faults)
+    real_sites: bool = False  # no simulation: noise comes from the operating system
 
     def build(self, generator: torch.Generator | None = None) -> nets.Net:
         """The net of the experiment: with fresh weights from a generator, or empty, to be loaded."""
@@ -366,6 +373,13 @@ def plain(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
+class Sample(NamedTuple):
+    """That so many clients were drawn from so many (on average, with Poisson sampling)."""
+
+    among: int
+    asked: int
+
+
 class Hub(Party):
     """All that server code may see."""
 
@@ -376,11 +390,14 @@ class Hub(Party):
         round_info: RoundInfo,
         net_pool: NetPool,
         memory: Mapping[str, Memory] | None = None,
+        secret: int = 0,
     ) -> None:
         super().__init__(setup, shard, round_info, "server", net_pool)
         # Of the server's optimiser, by the name of what is averaged: the engine's, who keeps it with the state.
         self.memory: Mapping[str, Memory] = memory or {}
         self.next_memory: dict[str, Memory] = {}
+        self.secret = secret  # at real sites with [privacy]: the seed is known to all, who is asked must not be
+        self.samples: list[Sample] = []
         self.clients = setup.clients
         self.labeled_clients = setup.labeled_clients
         self.notes: dict[str, Any] = {}
@@ -401,13 +418,40 @@ class Hub(Party):
         """
         if weights is None:
             weights = shares([reply.examples for reply in replies])
-        # One reply at a time is looked at: the sequence may fetch them from disk.
-        mean = weighted_mean((reply.weights(name) for reply in replies), weights)
+        if self._setup.robust.mean == "mean":
+            # One reply at a time is looked at: the sequence may fetch them from disk.
+            mean = weighted_mean((reply.weights(name) for reply in replies), weights)
+        else:
+            mean = self._robust_mean(replies, weights, name)
         # What is remembered is as it was before the merge, however often a method asks: it advances once a round.
         settings = self._setup.server
         optimizer = ServerOptimizer(settings.name, settings.lr, settings.momentum, settings.beta2, settings.tau)
         model, self.next_memory[name] = optimizer.step(old, mean, self.memory.get(name, {}))
         return model
+
+    def _robust_mean(self, replies: Sequence[Reply], weights: Sequence[float], name: str) -> Weights:
+        """The robust mean of the clients' models by `[robust]`; what the server trained itself keeps its weight."""
+        settings = self._setup.robust
+        own = [number for number, reply in enumerate(replies) if reply.client < 0]
+        others = [number for number, reply in enumerate(replies) if reply.client >= 0]
+        theirs = [weights[number] for number in others]
+        if len(own) > 1:
+            raise TacitError(
+                f'robust.mean = "{settings.mean}" was given {len(own)} models that no client sent, such as means of '
+                'groups. In a method of your own, write means = "groups", so that it is refused before any work.'
+            )
+        if not any(theirs):
+            return weighted_mean((reply.weights(name) for reply in replies), weights)
+        models = [replies[number].weights(name) for number in others]
+        mean, chosen, told = robust_mean(settings.mean, models, theirs, settings.trim, settings.byzantine)
+        if told:
+            self.notes["robust"] = told
+        if settings.mean == "multi-krum":
+            self.notes["chosen"] = [replies[others[number]].client for number in chosen]
+        if not any(weights[number] for number in own):
+            return mean
+        trusted = [replies[number].weights(name) for number in own]
+        return weighted_mean([mean, *trusted], [sum(theirs), *(weights[number] for number in own)])
 
     def finetune(self, weights: Weights) -> Weights:
         """The model after training on the server's labels; as it was if the server has none."""
@@ -423,10 +467,18 @@ class Hub(Party):
         return {name: tensor for name, tensor in first.items() if name not in frozen}
 
     def sample_clients(self, among: Sequence[int] | None = None) -> list[int]:
-        """The clients of this round, in order: all of them, a number or a fraction, as the experiment says."""
+        """The clients of this round, in order: all of them, a number or a fraction, as the experiment says.
+
+        With `privacy.sampling = "poisson"` each of them by chance, so many on average.
+        """
         pool = list(range(self.clients)) if among is None else sorted(among)
         count = self._setup.participation.count(len(pool))
-        chosen = torch.randperm(len(pool), generator=self.rng("clients"))[:count]
+        self.samples.append(Sample(len(pool), count))
+        chance = seeds.generator(*self._name, "clients", self.secret) if self.secret else self.rng("clients")
+        if self._setup.privacy.on and self._setup.privacy.sampling == "poisson" and count < len(pool):
+            drawn = torch.rand(len(pool), generator=chance) < count / len(pool)
+            return [client for client, asked in zip(pool, drawn.tolist(), strict=True) if asked]
+        chosen = torch.randperm(len(pool), generator=chance)[:count]
         return sorted(pool[i] for i in chosen.tolist())
 
     def note(self, **values: float | Tensor | Sequence[float]) -> None:

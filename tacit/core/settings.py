@@ -3,16 +3,18 @@
 import math
 import re
 import tomllib
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from tacit.core.errors import TacitError, nearest
+from tacit.core.safeguards import Privacy, Robust
+from tacit.core.section import Section as Section
+from tacit.core.section import not_a_number as not_a_number
+from tacit.core.section import shown as shown
 from tacit.core.text import safe
 
 Placement = Literal["server", "clients", "some-clients"]
@@ -26,47 +28,6 @@ IMAGES = 1_000_000_000
 EPOCHS = 10_000
 WORKERS = 1024
 Share = Annotated[float, Field(ge=0, le=1)]
-
-
-def not_a_number(wanted: Any, value: object) -> str:
-    """Why a value is not the number that is wanted, where one is; else ''. Its range is looked at elsewhere.
-
-    >>> not_a_number(int, True), not_a_number(float | None, "3"), not_a_number(str, "3"), not_a_number(int, 3)
-    ('True is not a number; write it without quotes', "'3' is not a number; write it without quotes", '', '')
-    """
-    origin = typing.get_origin(wanted)
-    kinds = typing.get_args(wanted) if origin in (types.UnionType, typing.Union) else (wanted,)
-    bare = {typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind for kind in kinds}
-    if bare & {int, float} and not bare & {bool, str} and isinstance(value, bool | str):
-        return f"{shown(value)} is not a number; write it without quotes"
-    return ""
-
-
-def shown(value: object) -> str:
-    """A value in a message: as Python writes it, but short.
-
-    >>> shown("a"), shown(10**50), shown(1 << 20000)
-    ("'a'", '100000000000000000000000000000000000000000000000000', 'a number of 20,001 bits')
-    """
-    try:
-        return safe(repr(value), 60)
-    except ValueError:  # Python does not write out numbers of more than some thousand digits
-        return f"a number of {value.bit_length():,} bits" if isinstance(value, int) else type(value).__name__
-
-
-class Section(BaseModel):
-    """A part of an experiment: frozen, and with no room for a misspelt key."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _numbers_are_numbers(cls, given: Any) -> Any:
-        """`rounds = true` and `epochs = "3"` are mistakes, not numbers."""
-        for name, value in given.items() if isinstance(given, Mapping) else ():
-            if name in cls.model_fields and (why := not_a_number(cls.model_fields[name].annotation, value)):
-                raise ValueError(f"{name} = {why}, as in {name} = 1")
-        return given
 
 
 # How own files are read: true on one machine, and for one set of files.
@@ -311,6 +272,23 @@ class Faults(Section):
 
     dropout: Annotated[float, Field(ge=0, lt=1, description="chance that a client never gets the task")] = 0.0
     straggler: Annotated[float, Field(ge=0, lt=1, description="chance that a reply comes too late")] = 0.0
+    attackers: Annotated[int, Field(ge=0, le=MANY, description="clients that send bad updates (simulations)")] = 0
+    attack: Literal["sign-flip", "scale", "label-flip"] = Field("sign-flip", description="what they do")
+    attack_scale: Annotated[
+        float, Field(gt=0, le=1e6, description="sign-flip, scale: their updates are so many times as long")
+    ] = 1.0
+
+    @model_validator(mode="after")
+    def _an_attack_has_attackers(self) -> "Faults":
+        if not self.attackers and (self.attack, self.attack_scale) != ("sign-flip", 1.0):
+            raise ValueError(
+                "attack and attack_scale are for attackers: write attackers = 1 beside them, or none of it"
+            )
+        if self.attackers and self.attack == "scale" and self.attack_scale == 1:
+            raise ValueError('attack = "scale" needs a factor that changes something: write attack_scale = 10')
+        if self.attackers and self.attack == "label-flip" and self.attack_scale != 1:
+            raise ValueError('attack = "label-flip" has no attack_scale: leave it out')
+        return self
 
 
 class Keep(Section):
@@ -364,6 +342,8 @@ class Experiment(Section):
     guard: Guard = Guard()
     participation: Participation = Participation()
     faults: Faults = Faults()
+    robust: Robust = Robust()
+    privacy: Privacy = Privacy()
     keep: Keep = Keep()
     backend: Backend = Backend()
     paper: Paper = Paper()
@@ -393,16 +373,69 @@ class Experiment(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _safeguards_fit(self) -> "Experiment":
+        check_private(self)
+        check_robust(self)
+        if self.faults.attackers > self.data.clients and self.data.partition != "sites":
+            raise ValueError(f"[faults] attackers = {self.faults.attackers}, but there are {self.data.clients} clients")
+        if self.faults.attackers and self.backend.name == "flower":
+            raise ValueError("[faults] attackers are for simulations: no real site is asked to attack. Leave it out")
+        return self
+
     def to_dict(self) -> dict[str, Any]:
-        """All settings; without [pretrain] where there is no such stage, and without [guard] where it is off."""
+        """All settings; without [pretrain], [guard], [robust], [privacy] and attackers where there are none of them."""
         settings = self.model_dump(exclude_none=True)
-        for name, section in (("pretrain", self.pretrain), ("guard", self.guard)):
-            if not section.on:
-                del settings[name]
+        off = {"pretrain": not self.pretrain.on, "guard": not self.guard.on}
+        off |= {name: not getattr(self, name).changed for name in ("robust", "privacy")}
+        for name in (name for name, is_off in off.items() if is_off):
+            del settings[name]
+        if not self.faults.attackers:
+            settings["faults"] = {key: value for key, value in settings["faults"].items() if "attack" not in key}
         return settings
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())
+
+
+def check_private(experiment: Experiment) -> None:
+    """Refuse what differential privacy does not go with: whatever would tell of one client without noise."""
+    if not (settings := experiment.privacy).on:
+        return
+    alone = "with [privacy]"
+    if experiment.robust.on:
+        raise ValueError(f"[robust] does not go {alone}, whose clip bounds every update already: leave one of them out")
+    if experiment.evaluate_clients:
+        raise ValueError(f"evaluate_clients tells of each client's own model, and does not go {alone}: leave it out")
+    if experiment.data.validation:
+        raise ValueError(f"data.validation tells exact counts of clients' images, and does not go {alone}: write 0")
+    if experiment.net.norm == "bn" and experiment.net.bn in ("average", "static"):
+        raise ValueError(
+            f'net.bn = "{experiment.net.bn}" makes statistics of clients\' images that no noise covers {alone}: write '
+            'net.norm = "gn" (or net.bn = "frozen")'
+        )
+    if settings.delta * experiment.data.clients > 1:
+        raise ValueError(
+            f"[privacy] delta = {settings.delta:g} is more than 1 / {experiment.data.clients} clients: one of them "
+            f"could be told whole. Write delta = {0.1 / experiment.data.clients:g} or less"
+        )
+
+
+def check_robust(experiment: Experiment) -> None:
+    """Refuse a defence that cannot act with so few replies."""
+    settings, count = experiment.robust, experiment.participation.count(experiment.data.clients)
+    if experiment.data.partition == "sites":  # how many there are is known when they are
+        return
+    if settings.mean == "multi-krum" and count < (needed := 2 * settings.byzantine + 3):
+        raise ValueError(
+            f'[robust] mean = "multi-krum" with byzantine = {settings.byzantine} needs {needed} clients in a round '
+            f"(2 byzantine + 3), here are {count}: ask more clients, or write a smaller byzantine"
+        )
+    if settings.mean == "trimmed-mean" and int(settings.trim * count) == 0:
+        raise ValueError(
+            f"[robust] trim = {settings.trim:g} of {count} clients in a round leaves nobody out: write "
+            f"{math.ceil(1000 / count) / 1000:g} or more"
+        )
 
 
 # Does not change the outcome, so a run may be resumed with another value.

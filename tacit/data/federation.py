@@ -169,4 +169,8 @@ def setup_of(
         participation=experiment.participation,
         device=device,
         server=experiment.server,
+        robust=experiment.robust,
+        privacy=experiment.privacy,
+        faults=experiment.faults,
+        real_sites=experiment.backend.name == "flower",
     )

@@ -1,20 +1,25 @@
 """What the engine keeps in the server's state beside the method: the memory of the server's optimiser, earlier answers,
-the best answer.
+the best answer, the norms of recent updates, the secret of the noise.
 
 It has names that begin with `tacit:`. They are taken out of the state before a method sees it and put back afterwards;
 so all of it is checkpointed, resumed and gone back to as the state is.
 """
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
 
 from tacit.core.errors import TacitError
-from tacit.core.payload import Payload, Weights, number_in, weights_in
+from tacit.core.payload import Payload, Weights, number_in, tensor_in, weights_in
 from tacit.core.settings import Server
 from tacit.pieces.aggregate import weighted_mean
 from tacit.pieces.server_optimizer import Memory
 
 MARK = "tacit:"
 OPTIMIZER, ANSWER, BEST = f"{MARK}optimizer:", f"{MARK}answer", f"{MARK}best"
+NORMS, SECRET = f"{MARK}norms:", f"{MARK}secret"
 
 
 def methods_part(state: Payload) -> Payload:
@@ -142,3 +147,48 @@ def with_best(state: Payload, answer: Weights, figure: float, images: float) -> 
 def best_answer(state: Payload) -> Weights | None:
     """The best answer so far; None where nobody asked for one."""
     return weights_in(state, BEST) if BEST in state else None
+
+
+# --- The norms of recent rounds' updates, from which a bound follows (`robust.norm_quantile`) -------------------------
+
+
+def with_norms(state: Payload, norms: Sequence[float], rounds: int) -> Payload:
+    """The state with the norms of this round's updates, and without those of more than so many rounds ago.
+
+    >>> state = {}
+    >>> for norms in ([1.0, 2.0], [], [3.0], [4.0]):
+    ...     state = with_norms(state, norms, 2)
+    >>> list(state), norms_in(state)
+    (['tacit:norms:0', 'tacit:norms:1'], [3.0, 4.0])
+    """
+    if not norms:
+        return state
+    others: Payload = {name: value for name, value in state.items() if not name.startswith(NORMS)}
+    window = [*_norms(state), torch.tensor(norms, dtype=torch.float64)][-rounds:]
+    return {**others, **{f"{NORMS}{place}": tensor for place, tensor in enumerate(window)}}
+
+
+def norms_in(state: Payload) -> list[float]:
+    return [norm for tensor in _norms(state) for norm in tensor.tolist()]
+
+
+def _norms(state: Payload) -> list[Tensor]:
+    return [tensor_in(state, name) for name in sorted((n for n in state if n.startswith(NORMS)), key=_place)]
+
+
+def _place(name: str) -> int:
+    return int(name.removeprefix(NORMS))
+
+
+# --- The secret at real sites: the seed is known to all, who is asked and what noise is added must not be -------------
+
+
+def with_secret(state: Payload) -> Payload:
+    """The state with a number from the operating system's generator: of a run that is resumed it is the same one."""
+    return {**state, SECRET: secrets.randbits(62) + 1}
+
+
+def secret_in(state: Payload) -> int:
+    """The number; 0 where there is none, and all randomness is by the seed."""
+    value = state.get(SECRET, 0)
+    return value if isinstance(value, int) else 0

@@ -5,6 +5,7 @@ from pathlib import Path
 from tacit.core.errors import TacitError
 from tacit.core.paths import check_folder
 from tacit.core.settings import Backend, Experiment
+from tacit.engine.accounting import Release, check_installed, epsilon
 from tacit.runs.checks import check_settings
 
 
@@ -13,6 +14,22 @@ def check_run(experiment: Experiment, out: Path) -> None:
     check_folder(out)
     check_backend(experiment.backend)
     check_settings(experiment, out / "split.npz")
+    check_budget(experiment)
+
+
+def check_budget(experiment: Experiment) -> None:
+    """Refuse a privacy budget that the first round would exceed already, and noise that cannot be accounted for."""
+    settings = experiment.privacy
+    check_installed(settings)
+    if settings.epsilon is None:
+        return
+    among = experiment.data.clients
+    once = epsilon(settings, [Release(among, experiment.participation.count(among), settings.noise)])
+    if once is None or once > settings.epsilon:
+        raise TacitError(
+            f"privacy.epsilon = {settings.epsilon:g} is less than one round costs ({once:.3g}, with noise = "
+            f"{settings.noise:g}): write more noise, or a larger epsilon."
+        )
 
 
 def check_backend(backend: Backend) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tacit.backends import Backend, Outcome
+from tacit.backends.attack import attacking
 from tacit.contract.kinds import Registration
 from tacit.contract.method import Reply, Stage, Task
 from tacit.contract.parties import Hub, NetPool, RoundInfo
@@ -19,7 +20,9 @@ from tacit.core.payload import Payload, Weights
 from tacit.core.text import safe
 from tacit.data.federation import Federation
 from tacit.engine import aside, guard
+from tacit.engine.bounds import bounded
 from tacit.engine.handover import handover
+from tacit.engine.private import BudgetSpent, PrivateRound, declared, needs_secret, private_summary
 from tacit.engine.summary import by_client, by_epoch, cpu_seconds_of, run_summary
 from tacit.engine.validation import refusal_reason
 from tacit.evaluation.scores import score, sum_up, validation_figures
@@ -50,6 +53,7 @@ class Engine:
         self.test_labels = federation.test().labels
         self.net_pool = NetPool(plan.setup)
         self.twin: Weights | None = None  # what the labels alone gave, where [guard] wants it
+        self.ended = ""  # why the run ended before its last round: the privacy budget is spent
         self.told: set[str] = set()  # stages of which it was told that the server's optimiser does nothing
 
     def run(self) -> dict[str, Any]:
@@ -76,6 +80,7 @@ class Engine:
         probs = self.backend.predict_test(weights) if weights is not None and tested else None
         shipped = {"guard": found, **(score(probs, self.test_labels) if probs is not None else {})} if found else {}
         summary = run_summary(self.plan, self.folder.records, time.perf_counter() - started, shipped)
+        summary |= private_summary(self.plan.experiment.privacy, self.folder.records, self.ended)
         if weights is not None:
             weights = {**self.plan.setup.frozen, **weights}  # a model for others is whole
         self.folder.finish(weights, summary, handover(self.plan, summary, self.folder.records, probs, self.test_labels))
@@ -93,19 +98,28 @@ class Engine:
         else:
             state = stage.method.server_start(self._hub(RoundInfo(stage.name, -1, stage.rounds, first)), past)
             aside.check_names(state)
-        for number in range(max(done - first, 0), stage.rounds):
-            state = self._run_round(stage, RoundInfo(stage.name, number, stage.rounds, first + number), state)
+            state = aside.with_secret(state) if needs_secret(self.plan.setup) else state
+        for number in range(max(done - first, 0), stage.rounds if not self.ended else 0):
+            try:
+                state = self._run_round(stage, RoundInfo(stage.name, number, stage.rounds, first + number), state)
+            except BudgetSpent as spent:
+                self.ended = f"{spent}; it ended before round {number + 1} of {stage.rounds} of stage '{stage.name}'"
+                log.warning("%s.", self.ended)
+                break
         return state
 
     def _hub(self, round_info: RoundInfo, state: Payload | None = None) -> Hub:
         self.net_pool.clear()
-        return Hub(self.plan.setup, self.server_shard, round_info, self.net_pool, aside.memory_in(state or {}))
+        memory, secret = aside.memory_in(state or {}), aside.secret_in(state or {})
+        return Hub(self.plan.setup, self.server_shard, round_info, self.net_pool, memory, secret)
 
     def _run_round(self, stage: Stage, round_info: RoundInfo, state: Payload) -> Payload:
         """One round, a straight line: send, train, check, merge, evaluate, record."""
         clock = Clock()
         hub = self._hub(round_info, state)
         tasks = stage.method.server_send(aside.methods_part(state), hub)
+        private = PrivateRound.of(self.plan.setup, stage.method, hub, tasks, self.folder.records)
+        tasks = private.shared_out(tasks)
         reached = [task for task in tasks if not self._strikes(round_info, task, "dropout")]
         clock.lap("send")
         outcomes = self.backend.run(
@@ -113,16 +127,19 @@ class Engine:
         )
         clock.lap("train")
         usable, refused = self._usable(stage, round_info, state, reached, outcomes)
+        bounds = bounded(self.plan.experiment.robust, stage.method, state, reached, usable)
+        usable, refused = bounds.used, refused + bounds.refused
         needed = self.plan.experiment.participation.quorum
         needed = min(needed, len(tasks))  # a stage may ask fewer clients than the quorum
         skipped = f"{len(usable)} usable replies, {needed} needed: the model stays" if len(usable) < needed else ""
         before = state
         if not skipped:
-            merge = self._merge(stage, round_info, state, usable, needed, hub)
-            state, usable, hub, skipped = merge.state, merge.used, merge.hub, merge.skipped
-            refused += merge.refused
+            handed = private.handed(round_info, state, reached, usable, hub.secret)
+            merge = self._merge(stage, round_info, state, handed, private.needed(needed), hub)
+            state, hub, skipped, refused = merge.state, merge.hub, merge.skipped, refused + merge.refused
+            usable = private.answered(usable, merge.used)
         if state is not before:
-            state = self._taken_in(stage, state, usable, hub)
+            state = self._taken_in(stage, state, merge.used, hub)
         clock.lap("merge")
         scores = self._evaluate(stage, round_info, state, hub) if self._is_evaluated(round_info) else {}
         if state is not before and "loss" in scores and scores["loss"] is None:
@@ -132,6 +149,7 @@ class Engine:
         scores |= self._compare(stage, round_info, state, hub)
         if self.plan.experiment.evaluate_clients and scores:
             scores |= self._evaluate_clients([outcome.reply for outcome in usable])
+        state = aside.with_norms(state, bounds.norms, self.plan.experiment.robust.norm_rounds)
         clock.lap("evaluate")
         record = {
             "stage": round_info.stage,
@@ -143,12 +161,15 @@ class Engine:
             "asked": [task.client for task in tasks],
             "answered": [outcome.reply.client for outcome in usable],
             "refused": refused,
+            **bounds.record,
+            **attacking(self.plan.setup, [outcome.reply.client for outcome in usable]),
             "skipped": skipped,
             "bytes_down": sum(payload.nbytes(task.send) for task in reached),
             "bytes_up": sum(payload.nbytes(outcome.reply.send) for outcome in outcomes),
             "memory_bytes": self.backend.memory_bytes(),
             "client_metrics": by_client(usable),
             "cpu": cpu_type(),
+            **private.record,
             **hub.notes,
         }
         computing = cpu_seconds_of([outcome.cpu for outcome in outcomes], clock.cpu["send"] + clock.cpu["merge"])
@@ -172,7 +193,12 @@ class Engine:
             why = outcome.fault or ("came too late" if self._strikes(round_info, task, "straggler") else "")
             party = self._party(stage, task.client)
             why = why or refusal_reason(
-                stage.method.client_sends, task, outcome.reply, state, len(self.plan.setup.classes), party
+                declared(self.plan.setup, stage.method),
+                task,
+                outcome.reply,
+                state,
+                len(self.plan.setup.classes),
+                party,
             )
             why = safe(why, LONGEST_REASON)  # it may quote names of a client's own making
             if why:

@@ -15,7 +15,7 @@ from tacit.core.settings import Experiment
 from tacit.data.federation import Federation
 from tacit.data.holdings import FILE as PARTIES
 from tacit.data.holdings import holdings
-from tacit.engine.checks import check_run
+from tacit.engine.checks import check_budget, check_run
 from tacit.engine.loop import Engine
 from tacit.runs.folder import Run
 from tacit.runs.integrity import saved_split
@@ -43,6 +43,7 @@ def run_plan(
     if not (out / "summary.json").is_file():  # a finished run is only read
         for stage in plan.stages:
             stage.method.check_installed()
+        check_budget(plan.experiment)
     folder = OpenRun(out, plan.experiment, resume)
     try:
         folder.recover(plan.split)

@@ -47,6 +47,7 @@ class FedAvg(Method):
             for name in ("server_sends", "client_sends"):
                 object.__setattr__(self, name, {"model": "weights", "control": "weights"})
             object.__setattr__(self, "client_keeps", {"control": "weights"})
+            object.__setattr__(self, "means", "nobody")  # control variates are averaged beside the model
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return epochs, 0

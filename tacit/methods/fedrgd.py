@@ -33,6 +33,7 @@ class FedRGD(FixMatch):
         "Zhang et al., Improving Semi-supervised Federated Learning by Reducing the Gradient Diversity of Models, "
         "IEEE Big Data 2021"
     )
+    means: ClassVar = "groups"
     client_sends: ClassVar = {"model": "weights", "unlabeled": "count"}  # 0: a fully labelled client
     presets: ClassVar = {
         "paper": {"net.norm": "gn"},

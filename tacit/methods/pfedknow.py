@@ -56,6 +56,7 @@ class PFedKnow(Method):
         "Wang et al., Knowledge-Enhanced Semi-Supervised Federated Learning for Aggregating Heterogeneous Lightweight "
         "Clients in IoT, SDM 2023"
     )
+    means: ClassVar = "nobody"  # personal models
     placements: ClassVar = ("server",)  # models are distilled on the server's labels
     client_keeps: ClassVar = {"pruned": "number"}
     presets: ClassVar = {

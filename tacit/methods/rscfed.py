@@ -64,6 +64,7 @@ class RSCFed(Method):
     citation: ClassVar[str] = (
         "Liang et al., RSCFed: Random Sampling Consensus Federated Semi-supervised Learning, CVPR 2022"
     )
+    means: ClassVar = "groups"
     placements: ClassVar = ("some-clients", "clients", "server")
     client_keeps: ClassVar = {"teacher?": "weights", "step?": "number", "momentum?": "any"}
     presets: ClassVar = {

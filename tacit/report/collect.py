@@ -18,6 +18,7 @@ from tacit.contract.record import upgraded
 from tacit.core.errors import TacitError
 from tacit.core.settings import read_toml
 from tacit.core.text import as_word
+from tacit.engine.private import privacy_spent
 from tacit.engine.summary import summarize
 from tacit.evaluation.interval import wilson_interval
 from tacit.report.figures import CELLS, describe, events, read_figures
@@ -112,7 +113,7 @@ def collect_run(folder: Path, name: str, cells: int = CELLS) -> tuple[dict[str, 
     except TacitError as error:
         problems.append(str(error))
     pictures, wrong = read_pictures(folder)
-    remarks += wrong
+    remarks += [*wrong, *privacy_spent(summary or {})]
     working = is_in_use(folder)
     of = summary.get("rounds", len(records)) if summary else _rounds_in_all(settings, remarks)
     state = "broken" if problems else "finished" if summary else "running" if working else "stopped"

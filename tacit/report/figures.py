@@ -122,12 +122,15 @@ def _call_by_name(shape: dict[str, Any], parties: Sequence[str]) -> None:
 
 
 def events(records: Sequence[Record], most: int = 200, parties: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """What went wrong, by round: replies that were refused, rounds that did not count. The newest are kept."""
+    """What went wrong, by round: replies that were refused or cut, rounds that did not count. The newest are kept."""
     names, found = dict(enumerate(parties)), []
     for record in records:
         for one in record.get("refused") or ():
             who = names.get(one["client"], f"client {one['client']}")
             found.append({"step": record["step"], "what": f"{who}: {one['why']}"})
+        for one in record.get("clipped") or ():
+            who = names.get(one["client"], f"client {one['client']}")
+            found.append({"step": record["step"], "what": f"{who}, cut to its bounds: {one['why']}"})
         if record.get("skipped"):
             found.append({"step": record["step"], "what": str(record["skipped"])})
     return found[-most:]

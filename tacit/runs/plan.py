@@ -16,6 +16,7 @@ from tacit.data.federation import load_dataset, make_setup
 from tacit.data.split import Split, load_split, make_split, warnings
 from tacit.methods.fedavg import Twin
 from tacit.runs.checks import check_settings
+from tacit.runs.safeguards import check_safeguards
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple
     for stage in stages:
         for declared in stage.method.client_sends.values():
             kinds.parse(declared)  # what cannot be checked is told before any work
+    check_safeguards(experiment, stages)
     return stages
 
 

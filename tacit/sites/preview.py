@@ -21,6 +21,7 @@ from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
 from tacit.sites.accept import method_file
 from tacit.sites.backend import Federated
+from tacit.sites.safeguards import changes
 from tacit.sites.site import OwnShard, Site, hello_of, sent, site_setup
 from tacit.sites.wire import SharedFacts, pack
 
@@ -53,6 +54,8 @@ def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, sc
             f"Each time the model is evaluated: of {len(own.kept_back)} labelled images that are kept back here, by "
             "class, how many there are, how many the model names rightly, and the sum of their losses."
         )
+    for sentence in changes(experiment):
+        screen.print(sentence)
     screen.print(
         "\nWeights were trained on this site's images, and small vectors count its classes or its predictions: see "
         "'What is protected and what is not' in docs/sites.md."
