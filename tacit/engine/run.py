@@ -10,6 +10,7 @@ import torch
 from tacit.backends import Backend, LocalBackend, PoolBackend
 from tacit.backends.base import one_thread
 from tacit.backends.pool import default_workers
+from tacit.contract.secure import check_labeled
 from tacit.core.machine import change_of_type
 from tacit.core.settings import Experiment
 from tacit.data.federation import Federation
@@ -43,6 +44,7 @@ def run_plan(
     if not (out / "summary.json").is_file():  # a finished run is only read
         for stage in plan.stages:
             stage.method.check_installed()
+        check_labeled(plan.experiment, plan.stages, plan.setup.clients, len(plan.setup.labeled_clients))
     folder = OpenRun(out, plan.experiment, resume)
     try:
         folder.recover(plan.split)

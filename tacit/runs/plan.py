@@ -7,6 +7,7 @@ from tacit.config.resolve import build_method, build_pretraining
 from tacit.contract import kinds
 from tacit.contract.method import Held, Method, Stage
 from tacit.contract.parties import Setup
+from tacit.contract.secure import check_secure
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
@@ -45,6 +46,7 @@ def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple
     for stage in stages:
         for declared in stage.method.client_sends.values():
             kinds.parse(declared)  # what cannot be checked is told before any work
+    check_secure(experiment, stages)
     return stages
 
 
