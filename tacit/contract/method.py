@@ -97,8 +97,8 @@ class Method:
     client_sends: ClassVar[dict[str, str]] = {"model": "weights"}
     client_keeps: ClassVar[dict[str, str]] = {}
     # Secure aggregation: what `server_merge` makes of each name that clients send, if sums over clients are all that it
-    # needs: "mean" (by `sum_weight`), "sum", or "rows" (distributions[…]: the mean of the rows that are known). It holds
-    # for the merge of the same class and for what inherits that; where it is empty, `merges_each` says why.
+    # needs: "mean" (by `sum_weight`), "sum", or "rows" (distributions[…]: the mean of the rows that are known). Said of
+    # the merge of the same class, and of what inherits that; where it is empty, `merges_each` says why.
     merges_sums: ClassVar[dict[str, str]] = {}
     merges_each: ClassVar[str] = ""
     asks_labeled: ClassVar[bool] = False  # whether it asks no clients but those that hold labels

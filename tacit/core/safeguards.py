@@ -33,6 +33,11 @@ class Privacy(Section):
                 f"{changed[0]} is for secure aggregation, which is off: write secure_aggregation = true beside it, or "
                 f"leave {changed[0]} out"
             )
+        if self.neighbours % 2:
+            raise ValueError(
+                f"neighbours = {self.neighbours} is odd, but a client has as many on one side as on the other: write "
+                f"neighbours = {self.neighbours + 1}"
+            )
         return self
 
     @property
@@ -46,7 +51,7 @@ class Privacy(Section):
         >>> Privacy().circle(10), Privacy(secure_aggregation=True, neighbours=4).circle(10)
         (10, 5)
         """
-        return min(asked, self.neighbours + 1) if self.neighbours else asked
+        return min(asked, self.neighbours + 1) if self.neighbours else asked  # itself, and half of them on each side
 
     def least(self, asked: int) -> int:
         """How many clients a sum has at least, where so many are asked; so many of a circle open it. Never one alone.

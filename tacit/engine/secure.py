@@ -1,7 +1,8 @@
 """Secure aggregation in the engine: one reply in place of all, made of a sum that real sites hand over masked.
 
-In a simulation nothing is hidden from this process, so nothing is masked. But the replies become the same whole numbers,
-are added up alike, and the merge is given what it would be given at real sites: the results are the same, bit for bit.
+In a simulation nothing is hidden from this process, so nothing is masked. But the replies become the same whole
+numbers, are added up alike, and the merge is given what it would be given at real sites: the results are the same, bit
+for bit.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -74,8 +75,8 @@ def rule_for(plan: Plan, stage: Stage, tasks: Sequence[Task]) -> Summation:
         )
     if len(tasks) < 2:
         raise TacitError(
-            f"Stage '{stage.name}' asks one client in a round: a sum over one client is that client's own. Ask at least "
-            "two, or switch privacy.secure_aggregation off."
+            f"Stage '{stage.name}' asks one client in a round: a sum over one client is that client's own. Ask at "
+            "least two, or switch privacy.secure_aggregation off."
         )
     most = max(most_examples(plan, stage, task.client) for task in tasks)
     return summation(
