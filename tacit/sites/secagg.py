@@ -238,7 +238,7 @@ def join_secret(shares: Sequence[bytes]) -> bytes:
 
     try:
         secret = combine_shares(list(shares))
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, TypeError):
         raise TacitError("shares that do not fit together") from None
     if len(secret) != SECRET:
         raise TacitError("shares that do not fit together")
