@@ -240,7 +240,7 @@ def why_not(method: Method) -> str:
         return method.merges_each
     if not method.merges_sums:
         return "it does not declare that sums are enough for its server_merge (merges_sums)"
-    if "merges_sums" not in vars(method) and not _said_of_this_merge(type(method)):
+    if not said_of_this_merge(method):
         return "it changes server_merge, and does not declare anew that sums are enough for it (merges_sums)"
     for name, way in method.merges_sums.items():
         if name not in method.client_sends and f"{name}?" not in method.client_sends:
@@ -251,8 +251,11 @@ def why_not(method: Method) -> str:
     return ""
 
 
-def _said_of_this_merge(kind: type[Method]) -> bool:
-    for base in kind.__mro__:
+def said_of_this_merge(method: Method) -> bool:
+    """Whether what a method declares of sums was declared beside its `server_merge`, or below."""
+    if "merges_sums" in vars(method):  # by its options
+        return True
+    for base in type(method).__mro__:
         if "merges_sums" in vars(base):
             return True
         if "server_merge" in vars(base):

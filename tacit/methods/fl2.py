@@ -102,8 +102,8 @@ class FL2(SemiFL):
     def sum_weight(self, reply: Reply, labeled: bool) -> float:
         if not self.status_aware:
             return super().sum_weight(reply, labeled)
-        # Who is entirely sure counts a thousandth, lest a sum has no weight at all where all are.
-        return max(1.0 - reply.number("status"), 1e-3) if reply.examples > 0 else 0.0
+        # Who is entirely sure counts a millionth, lest a sum has no weight at all where all are.
+        return max(1.0 - reply.number("status"), 1e-6) if reply.examples > 0 else 0.0
 
     def most_sum_weight(self, most: float) -> float:
         return 1.0 if self.status_aware else super().most_sum_weight(most)
