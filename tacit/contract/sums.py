@@ -41,6 +41,12 @@ class Slot:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def weights(self) -> bool:
+        """Whether it holds weights in the narrow sense: no counters, no variances."""
+        floats = self.dtype is not None and self.dtype.is_floating_point
+        return self.way == "mean" and bool(self.inner) and floats and not self.inner.endswith("running_var")
+
 
 @dataclass(frozen=True)
 class Summed:
@@ -143,13 +149,13 @@ class Summation:
         elif slot.way == "rows":
             numbers = mean_rows(numbers)
         whole = slot.dtype is not None and not slot.dtype.is_floating_point
-        return torch.from_numpy(np.rint(numbers) if whole else numbers).to(slot.dtype or torch.float64)
+        return torch.from_numpy(np.asarray(np.rint(numbers) if whole else numbers)).to(slot.dtype or torch.float64)
 
     def _error(self, weights: Mapping[str, float], clients: int) -> float:
         """Half a step for each client in Σ w·x and in Σ w, over Σ w: the most that a weight in a mean can be off."""
         errors = [0.0]
         for slot in self.slots:
-            if slot.way == "mean" and slot.clips and weights[slot.name] > 0 and not slot.inner.endswith("running_var"):
+            if slot.weights and weights[slot.name] > 0:
                 numerator = self.point(self.most_weight * slot.limit).step
                 denominator = self.point(self.most_weight).step * slot.limit
                 errors.append(clients / 2 * (numerator + denominator) / weights[slot.name])
