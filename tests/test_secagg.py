@@ -309,7 +309,8 @@ def test_what_is_wrong_with_a_sites_own_reply_stays_there(tmp_path: Path) -> Non
         "refused: it could not do this; its own log says why"
     }
     assert record["answered"] == []
-    assert any("holds NaN or infinity" in line or "more than" in line for line in lines["site-0"])
+    said = {name for name, own in lines.items() if any("its own reply is not fit for a sum: 'model/" in t for t in own)}
+    assert said == {refused["why"].split(":")[0] for refused in record["refused"]}
 
 
 def test_the_same_question_twice_has_the_same_answer_and_is_worked_on_once(tmp_path: Path) -> None:
