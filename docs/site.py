@@ -28,6 +28,7 @@ GUIDES = [
     "views.md",
     "nets.md",
     "training.md",
+    "secure-aggregation.md",
     "compare.md",
     "trackers.md",
     "speed.md",

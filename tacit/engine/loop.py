@@ -20,7 +20,7 @@ from tacit.core.text import safe
 from tacit.data.federation import Federation
 from tacit.engine import aside
 from tacit.engine.handover import handover
-from tacit.engine.secure import Heard, Unseeing, add_up_here, heard_of, most_examples, rule_for
+from tacit.engine.secure import Heard, Unseeing, add_up_here, heard_of, most_examples, rule_for, worth_telling
 from tacit.engine.summary import by_client, by_epoch, cpu_seconds_of, run_summary
 from tacit.engine.validation import refusal_reason
 from tacit.evaluation.scores import score, sum_up, validation_figures
@@ -49,7 +49,8 @@ class Engine:
         self.server_shard = federation.server_shard()
         self.test_labels = federation.test().labels
         self.net_pool = NetPool(plan.setup)
-        self.told: set[str] = set()  # stages of which it was told that the server's optimiser does nothing
+        self.told: set[str | tuple[str, str]] = set()  # stages of which it was told that the server's optimiser does
+        # nothing, and other things that are told once
 
     def run(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -104,6 +105,7 @@ class Engine:
         clock.lap("send")
         heard = self._hear(stage, round_info, state, tasks, reached)
         clock.lap("train")
+        self._tell(stage, worth_telling(heard.figures, self.plan.experiment.privacy))
         usable, refused = heard.usable, heard.refused
         needed = self.plan.experiment.participation.quorum
         needed = min(needed, len(tasks))  # a stage may ask fewer clients than the quorum
@@ -173,6 +175,13 @@ class Engine:
         usable, refused = self._usable(stage, round_info, state, reached, outcomes)
         up = sum(payload.nbytes(outcome.reply.send) for outcome in outcomes)
         return Heard(usable, refused, up, [outcome.cpu for outcome in outcomes])
+
+    def _tell(self, stage: Stage, lines: Sequence[str]) -> None:
+        """What is worth a warning, once in a stage."""
+        for line in lines:
+            if (mark := (stage.name, line.rpartition(":")[2])) not in self.told:  # the figures in it may differ
+                self.told.add(mark)
+                log.warning("Stage '%s': %s.", stage.name, line)
 
     def _strikes(self, round_info: RoundInfo, task: Task, fault: str) -> bool:
         """Whether this fault befalls this client now: seeded, so that a resumed run has the same bad luck."""

@@ -14,9 +14,11 @@ from tacit.contract.method import Stage, Task
 from tacit.contract.parties import RoundInfo
 from tacit.contract.sums import Summation, summation, summed
 from tacit.core.errors import TacitError
+from tacit.core.safeguards import Privacy
 from tacit.pieces.fixed_point import Ring
 from tacit.runs.plan import Plan
 
+COARSE = 1e-3  # an error of weights that is told
 LARGEST_COUNT = 2.0**31  # images of a client of which nothing is known
 
 
@@ -114,6 +116,24 @@ def heard_of(total: Total, rule: Summation) -> Heard:
     mean = Outcome(found.reply, total.audit, 0.0, clients=total.clients)
     figures = {"secure_clipped": found.clipped, "secure_error": found.error}
     return Heard([mean], total.refused, total.bytes_up, total.cpu, figures=figures)
+
+
+def worth_telling(figures: Mapping[str, float], privacy: Privacy) -> list[str]:
+    """What the figures of a sum say that its owner should hear.
+
+    >>> worth_telling({"secure_clipped": 0.01, "secure_error": 1e-7}, Privacy(secure_aggregation=True))
+    ['1 % of the weights were beyond privacy.range = 16, and clipped: raise it']
+    """
+    told = []
+    if (share := figures.get("secure_clipped", 0.0)) > 0:
+        told.append(
+            f"{100 * share:.2g} % of the weights were beyond privacy.range = {privacy.range:g}, and clipped: raise it"
+        )
+    if (error := figures.get("secure_error", 0.0)) > COARSE:
+        told.append(
+            f"weights may be off by {error:.2g} after the sum: write privacy.bits = 64, or a lower privacy.range"
+        )
+    return told
 
 
 def added(audits: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]] | None:
