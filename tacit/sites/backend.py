@@ -26,7 +26,7 @@ from tacit.evaluation.scores import PREDICT_BATCH, tally
 from tacit.pieces.train import predict
 from tacit.sites.accept import for_sites
 from tacit.sites.envelope import from_record, to_record
-from tacit.sites.unseen import Round, add_up
+from tacit.sites.unseen import Round, add_up, context_of
 from tacit.sites.wire import WHO, Request, Response, SharedFacts, pack, unpack
 from tacit.version import __version__
 
@@ -176,11 +176,44 @@ class FlowerBackend:
         names = {task.client: self.federated.sites[task.client] for task in tasks}
         self._listen(set(names.values()))
         reached = {task.client: task for task in tasks if not self._why_not(names[task.client])}
-        current = Round(self, round_info, reached, rule, least)
+
+        def asking(kind: str, contents: Mapping[int, Payload], done: Callable[[int], None]) -> dict[int, bytes | str]:
+            return self._ask(kind, round_info, {client: reached[client] for client in contents}, contents, done)
+
+        context = context_of(self.federated.run, round_info.step)
+        current = Round(asking, context, self.federated.sites, reached, rule, least)
         for client, name in names.items():
             if client not in reached:
                 current.leave_out(client, self._why_not(name))
         return add_up(current, late, self.experiment.privacy.neighbours, done)
+
+    def _ask(
+        self,
+        kind: str,
+        round_info: RoundInfo,
+        tasks: Mapping[int, Task],
+        contents: Mapping[int, Payload],
+        done: Callable[[int], None],
+    ) -> dict[int, bytes | str]:
+        """A question to several clients: of each its answer, or why there is none."""
+        names = {self.federated.sites[client]: client for client in tasks}
+        envelopes = {
+            name: self.packed(kind, round_info, tasks[client], contents[client]) for name, client in names.items()
+        }
+        answered: list[str] = []
+
+        def count(name: str) -> None:
+            answered.append(name)
+            done(len(answered))
+
+        responses = self.transport.request(envelopes, self.federated.patience, count) if envelopes else {}
+        found: dict[int, bytes | str] = {}
+        for name, client in names.items():
+            response = responses.get(name, NoResponse("it did not answer"))
+            if isinstance(response, NoResponse):
+                self.note_silent(name, round_info, response.why)
+            found[client] = response if isinstance(response, bytes) else response.why
+        return found
 
     def note_silent(self, name: str, round_info: RoundInfo, why: str) -> None:
         """It is asked for its name first from now on."""

@@ -13,14 +13,13 @@ Whoever does not answer a question is asked no further; the sum is over those wh
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tacit.contract.method import Task
-from tacit.contract.parties import RoundInfo
 from tacit.contract.sums import Summation
 from tacit.core import payload
 from tacit.core.errors import TacitError
@@ -30,9 +29,6 @@ from tacit.engine.secure import Total, too_few
 from tacit.pieces.fixed_point import Ring, ring_type
 from tacit.sites.secagg import Assembly, Keys, Shares, circle_of
 from tacit.sites.wire import Response, unpack
-
-if TYPE_CHECKING:
-    from tacit.sites.backend import FlowerBackend
 
 T = TypeVar("T")
 ROOM = 1 << 20  # bytes that an answer may have beside its vector
@@ -45,12 +41,21 @@ def context_of(run: str, step: int) -> bytes:
     return f"{run}/{step}".encode()
 
 
+class Asking(Protocol):
+    """Asks the sites of a round; of each there is the answer, or why there is none."""
+
+    def __call__(
+        self, kind: str, contents: Mapping[int, Payload], done: Callable[[int], None]
+    ) -> dict[int, bytes | str]: ...
+
+
 @dataclass
 class Round:
     """One sum over sites, step by step: who still takes part, who fell out and why."""
 
-    backend: "FlowerBackend"
-    round_info: RoundInfo
+    asking: Asking
+    context: bytes
+    names: Sequence[str]  # of all sites, by client
     tasks: Mapping[int, Task]
     rule: Summation
     least: int
@@ -65,36 +70,20 @@ class Round:
         done: Callable[[int], None] = lambda count: None,
     ) -> dict[int, T]:
         """What each of these clients answers to a question; who gives no answer is left out, and why."""
-        backend, answered = self.backend, list[str]()
-        names = {backend.federated.sites[client]: client for client in contents}
-
-        def count(name: str) -> None:
-            answered.append(name)
-            done(len(answered))
-
-        envelopes = {
-            name: backend.packed(kind, self.round_info, self.tasks[client], contents[client])
-            for name, client in names.items()
-        }
-        responses = backend.transport.request(envelopes, backend.federated.patience, count) if envelopes else {}
         found: dict[int, T] = {}
-        for name, client in names.items():
-            response = responses.get(name)
-            if isinstance(response, bytes):
-                self.bytes_up += len(response)
-                try:
-                    found[client] = read(client, read_answer(response, kind, client, self.rule.nbytes + ROOM))
-                except TacitError as error:
-                    self.leave_out(client, str(error))
-            else:
-                why = response.why if response is not None else "it did not answer"
-                self.leave_out(client, why)
-                backend.note_silent(name, self.round_info, why)
+        for client, response in self.asking(kind, contents, done).items():
+            if isinstance(response, str):
+                self.leave_out(client, response)
+                continue
+            self.bytes_up += len(response)
+            try:
+                found[client] = read(client, read_answer(response, kind, client, self.rule.nbytes + ROOM))
+            except TacitError as error:
+                self.leave_out(client, str(error))
         return found
 
     def leave_out(self, client: int, why: str) -> None:
-        name = self.backend.federated.sites[client]
-        self.refused.append({"client": client, "why": f"{name}: {safe(why, LONGEST_FAULT)}"})
+        self.refused.append({"client": client, "why": f"{self.names[client]}: {safe(why, LONGEST_FAULT)}"})
 
     def total(self, vector: Ring | None, clients: Collection[int], why: str = "") -> Total:
         return Total(vector, tuple(sorted(clients)), self.refused, self.bytes_up, [None] * len(self.tasks), why=why)
@@ -123,8 +112,7 @@ def add_up(current: Round, late: Collection[int], neighbours: int, done: Callabl
         current.refused.append({"client": client, "why": "came too late"})
     if few := current.too_few(vectors):
         return few
-    context = context_of(current.backend.federated.run, current.round_info.step)
-    assembly = Assembly(context, current.least, keys, circles, tuple(sealed))
+    assembly = Assembly(current.context, current.least, keys, circles, tuple(sealed))
     return _opened(current, assembly, vectors)
 
 
