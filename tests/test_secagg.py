@@ -1,5 +1,6 @@
 """The protocol of secure aggregation without a network: masks cancel, dropouts are survived, and sites say no."""
 
+import io
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,14 +17,17 @@ from test_sites import Here, at_sites, simulated
 
 from runs import digest
 from tacit.core import payload
+from tacit.core.console import SafeConsole
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
+from tacit.data.party import FACTS
 from tacit.engine.run import run_experiment, run_plan
 from tacit.pieces.fixed_point import Ring
 from tacit.runs.folder import Run
 from tacit.runs.plan import prepare
 from tacit.runs.watchers import NullWatcher
 from tacit.sites.backend import NoResponse
+from tacit.sites.preview import preview_site
 from tacit.sites.secagg import Assembly, Participant, Shares, circle_of
 from tacit.sites.server import run_at_sites
 from tacit.sites.site import Site
@@ -325,3 +329,14 @@ def test_the_same_question_twice_has_the_same_answer_and_is_worked_on_once(tmp_p
     run = run_at_sites(job, Twice(sites), NullWatcher())
     assert run.records[0]["answered"] == [0, 1, 2]
     assert not run.records[0]["refused"]
+
+
+def test_a_preview_says_what_changes(tmp_path: Path) -> None:
+    experiment = simulated("cbafed", "clients", **ON)
+    _, sites = at_sites(experiment, tmp_path)
+    words = io.StringIO()
+    facts = tmp_path / "parties" / "server" / FACTS
+    preview_site(sites["site-0"], experiment, facts, SafeConsole(file=words, width=200))
+    said = " ".join(words.getvalue().split())
+    assert "None of it leaves as it is, and metrics do not leave at all: secure aggregation is on." in said
+    assert "model, counts and the number of examples leave as" in said
