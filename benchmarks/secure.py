@@ -144,7 +144,7 @@ def _alone(spent: Mapping[str, list[Spent]], clients: int) -> list[Row]:
     for name in ("32 bits", "64 bits", "one is gone"):
         seconds = [(a.cpu - b.cpu) / clients for a, b in zip(spent[name], spent["plain"], strict=True)]
         what = f"CPU that it adds for each site, {name}"
-        rows.append(spread(what, seconds, "s", note="the server's part in it"))
+        rows.append(spread(what, seconds, "s", note="with the server's part"))
         if name == "32 bits":
             rows.append(ratio("CPU of all but training, 32 bits / plain", spent[name], spent["plain"]))
     return rows
