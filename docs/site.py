@@ -30,6 +30,7 @@ GUIDES = [
     "training.md",
     "guard.md",
     "privacy.md",
+    "secure-aggregation.md",
     "compare.md",
     "trackers.md",
     "speed.md",

@@ -18,6 +18,7 @@ from benchmarks import (
     private,
     reference,
     round,
+    secure,
     simulation,
     timing,
     views,
@@ -148,6 +149,14 @@ def test_backends_against_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "alone", here)
     rows = sane(simulation.measure(["local"], {**NARROW, "data.test_subset": 20, "rounds": 2}, times=1))
     assert rows["local and pool: the same model"].reached is True
+
+
+def test_secure_aggregation_sends_as_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    rows = {row.what: row for row in secure.measure({**NARROW, "data.clients": 3}, clients=3, times=1)}
+    assert 1.0 < rows["bytes up, 32 bits / plain"].value < 1.6  # keys and shares weigh more beside a small net
+    assert 1.5 < rows["bytes up, 64 bits / plain"].value < 2.6
+    assert len([name for name in rows if name.startswith("CPU")]) == 6
 
 
 def test_rows_say_whether_the_goal_is_reached() -> None:

@@ -429,6 +429,26 @@ BROKEN = {
         """,
         "Where all clients send 0 for every number and count, the merge fails: ZeroDivisionError: float division",
     ),
+    "sums are not enough": (
+        "sums",
+        "clients",
+        """
+        merges_sums: ClassVar = {"model": "mean"}
+        def server_merge(self, state, replies, hub):
+            return {"model": hub.mean_model(state["model"], replies, [1 / len(replies)] * len(replies))}
+        """,
+        "In round 0 of stage 'main' the merge differs if it is given sums alone: 'model/",
+    ),
+    "a sum of what nobody sends": (
+        "sums",
+        "clients",
+        """
+        merges_sums: ClassVar = {"model": "mean", "counts": "sum"}
+        def server_merge(self, state, replies, hub):
+            return super().server_merge(state, replies, hub)
+        """,
+        "Stage 'main': it declares a sum of 'counts', which clients do not send (client_sends).",
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from runs import TINY, digest, timeless
 from tacit.config.resolve import build_method, resolve
 from tacit.contract.method import PLACEMENTS, Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Hub
+from tacit.contract.sums import why_not
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload
@@ -21,6 +22,7 @@ from tacit.methods import find_method, known_methods
 from tacit.runs.folder import Run
 from tacit.runs.plan import stages_of
 from tacit.runs.watchers import NullWatcher
+from tacit.testing.sums import apart
 from tacit.testing.trial import Interruptions
 
 PAIRS = [(name, place) for name in known_methods() for place in find_method(name).placements]
@@ -170,6 +172,17 @@ def test_one_reply_and_replies_of_weight_zero(whole: Whole, answered: str) -> No
     few = replies[:1] if answered == "one" else [dataclasses.replace(reply, examples=0) for reply in replies]
     after = stages_of(whole.experiment)[-1].method.server_merge(copy(state), few, hub)
     assert payload.first_not_finite(after) == ""
+
+
+def test_sums_are_enough_for_the_merge_where_that_is_declared(whole: Whole) -> None:
+    """Secure aggregation: merged from sums alone, the state is the same. Other methods are refused with a reason."""
+    methods = {stage.name: stage.method for stage in stages_of(whole.experiment)}
+    for state, replies, hub in whole.spy.merges:
+        method = methods[hub.stage]
+        if why := why_not(method) or method.needs_each(whole.experiment):
+            assert len(why) > 20
+        elif replies:
+            assert apart(method, state, replies, hub, state, hub.labeled_clients) == ""
 
 
 @every_method

@@ -37,6 +37,12 @@ class Outcome:
     seconds: float
     fault: str = ""  # why there is no reply: the site was gone, or its answer was refused
     cpu: float | None = None  # seconds of computing, where they are known
+    clients: tuple[int, ...] = ()  # secure aggregation: all whose mean the reply is
+
+    @property
+    def parties(self) -> tuple[int, ...]:
+        """Whose reply it is."""
+        return self.clients or (self.reply.client,)
 
 
 class Backend(Protocol):

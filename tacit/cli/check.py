@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from tacit.testing.findings import Finding, Report, Skip
 
 ONLY = (
-    "only this rule (loads, runs, declared, deterministic, pool, resume, isolated, silent-clients, learns, bad-replies)"
+    "only this rule (loads, runs, declared, deterministic, pool, resume, isolated, silent-clients, learns, "
+    "bad-replies, sums)"
 )
 
 

@@ -50,3 +50,4 @@ class Reply(_Sent):
     metrics: dict[str, float] = field(default_factory=dict)
     client: int = -1  # filled in by the backend, so that the server knows whose reply it folds
     group: int = 0
+    parties: int = 1  # how many clients that learned anything this is the mean of: with secure aggregation all of them

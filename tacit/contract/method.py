@@ -17,6 +17,7 @@ from tacit.contract.messages import Task as Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload, Weights, weights_in
+from tacit.core.settings import Experiment
 from tacit.pieces.aggregate import shares, weighted_mean
 
 # Types of options: what is out of range is refused before any work. A text in an Annotated[...] is the help of
@@ -101,6 +102,12 @@ class Method:
     server_sends: ClassVar[dict[str, str]] = {"model": "weights"}
     client_sends: ClassVar[dict[str, str]] = {"model": "weights"}
     client_keeps: ClassVar[dict[str, str]] = {}
+    # Secure aggregation: what `server_merge` makes of each name that clients send, if sums over clients are all that it
+    # needs: "mean" (by `sum_weight`), "sum", or "rows" (distributions[…]: the mean of the rows that are known). Said of
+    # the merge of the same class, and of what inherits that; where it is empty, `merges_each` says why.
+    merges_sums: ClassVar[dict[str, str]] = {}
+    merges_each: ClassVar[str] = ""
+    asks_labeled: ClassVar[bool] = False  # whether it asks no clients but those that hold labels
     # Named settings: a plain key is an option of the method, a dotted one a key of the experiment ("train.lr").
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "smoke": {}}
 
@@ -135,6 +142,21 @@ class Method:
         An image that is both labelled and unlabelled data counts twice. `largest` is what the largest client holds.
         """
         return images
+
+    def needs_each(self, experiment: Experiment) -> str:
+        """Secure aggregation: why the merge must see each client's reply in this experiment; '' if sums are enough."""
+        return self.merges_each
+
+    def sum_weight(self, reply: Reply, labeled: bool) -> float:
+        """Secure aggregation: how much a client's reply counts in a mean. The client itself works it out.
+
+        It must be what the merge would give it, up to a factor that is the same for all.
+        """
+        return reply.examples
+
+    def most_sum_weight(self, most: float) -> float:
+        """The most that `sum_weight` can be of a client with so many examples at most."""
+        return most
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         """The state before the first round; `past` holds the last states of the stages before, by name."""

@@ -67,6 +67,9 @@ KEYS: dict[str, Key] = {
     "privacy": Key("of what the spent privacy is made: clients, asked on average, noise of the sum"),
     "skipped": Key("why the model stays as it was"),
     "client_metrics": Key("what clients reported, by name, then by client"),
+    # Of secure aggregation: the server sees sums alone.
+    "secure_clipped": Key("Weights beyond privacy.range, clipped before the sum", "share", "travel"),
+    "secure_error": Key("Error of a weight by fixed-point numbers, at most", "number", "travel"),
     # What it cost.
     "bytes_up": Key("Sent up, by all clients", "bytes", "travel"),
     "bytes_down": Key("Sent down, to all clients", "bytes", "travel"),

@@ -1,5 +1,6 @@
 """What bounds a client's influence on the model ([robust]) and what the model tells of a client ([privacy])."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -7,6 +8,8 @@ from pydantic import Field, model_validator
 from tacit.core.section import Section
 
 MOST = 1_000_000_000
+MOST_SITES = 1_000_000
+OF_SUMS = ("bits", "range", "threshold", "neighbours")  # of secure aggregation
 # The settings of differential privacy: without `clip` they promise nothing.
 OF_NOISE = ("noise", "statistics_noise", "delta", "epsilon", "where", "sampling", "examples", "randomness")
 
@@ -84,6 +87,17 @@ class Privacy(Section):
     randomness: Literal["auto", "system", "seed"] = Field(
         "auto", description="of the noise: by the seed in simulations, by the system at real sites"
     )
+    secure_aggregation: bool = Field(False, description="the server learns sums over clients, and no client's own")
+    bits: Literal[32, 64] = Field(32, description="secure aggregation: bits of a number on its way")
+    range: Annotated[
+        float, Field(gt=0, le=1e6, description="secure aggregation: weights beyond it are clipped, and counted")
+    ] = 16.0
+    threshold: Annotated[
+        int, Field(ge=0, le=MOST_SITES, description="secure aggregation: least clients of a sum (0: two thirds)")
+    ] = 0
+    neighbours: Annotated[
+        int, Field(ge=0, le=MOST_SITES, description="secure aggregation: clients that one exchanges keys with (0: all)")
+    ] = 0
 
     @model_validator(mode="after")
     def _clipped_first(self) -> "Privacy":
@@ -104,7 +118,45 @@ class Privacy(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _sums_fit(self) -> "Privacy":
+        stray = [name for name in self.changed if name in OF_SUMS]
+        if stray and not self.secure_aggregation:
+            raise ValueError(
+                f"{stray[0]} is for secure aggregation, which is off: write secure_aggregation = true beside it, or "
+                f"leave {stray[0]} out"
+            )
+        if self.neighbours % 2:
+            raise ValueError(
+                f"neighbours = {self.neighbours} is odd, but a client has as many on one side as on the other: write "
+                f"neighbours = {self.neighbours + 1}"
+            )
+        if self.secure_aggregation and self.on:
+            raise ValueError(
+                "clip (differential privacy) and secure_aggregation do not go together: the first averages clients' "
+                "updates one by one. Leave one of them out"
+            )
+        return self
+
     @property
     def on(self) -> bool:
         """Whether there is differential privacy."""
         return self.clip is not None
+
+    def circle(self, asked: int) -> int:
+        """How many clients share a client's secrets, itself included, where so many are asked.
+
+        >>> Privacy().circle(10), Privacy(secure_aggregation=True, neighbours=4).circle(10)
+        (10, 5)
+        """
+        return min(asked, self.neighbours + 1) if self.neighbours else asked  # itself, and half of them on each side
+
+    def least(self, asked: int) -> int:
+        """How many clients a sum has at least, where so many are asked; so many of a circle open it. Never one alone.
+
+        >>> [Privacy().least(asked) for asked in (1, 2, 3, 4, 10)]
+        [2, 2, 2, 3, 7]
+        >>> Privacy(secure_aggregation=True, threshold=9).least(10)
+        9
+        """
+        return self.threshold or max(2, math.ceil(2 * self.circle(asked) / 3))

@@ -23,6 +23,7 @@ from tacit.engine import aside, guard
 from tacit.engine.bounds import bounded
 from tacit.engine.handover import handover
 from tacit.engine.private import BudgetSpent, PrivateRound, declared, needs_secret, private_summary
+from tacit.engine.secure import Heard, Unseeing, add_up_here, heard_of, most_examples, rule_for, worth_telling
 from tacit.engine.summary import by_client, by_epoch, cpu_seconds_of, run_summary
 from tacit.engine.validation import refusal_reason
 from tacit.evaluation.scores import score, sum_up, validation_figures
@@ -33,7 +34,6 @@ from tacit.runs.writer import OpenRun
 
 log = logging.getLogger("tacit")
 
-LARGEST_COUNT = 2.0**31  # images of a client of which nothing is known
 MOST_SUSPECTS = 32  # replies that are left out, one at a time, to find the one that makes a merge fail
 
 
@@ -54,7 +54,8 @@ class Engine:
         self.net_pool = NetPool(plan.setup)
         self.twin: Weights | None = None  # what the labels alone gave, where [guard] wants it
         self.ended = ""  # why the run ended before its last round: the privacy budget is spent
-        self.told: set[str] = set()  # stages of which it was told that the server's optimiser does nothing
+        self.told: set[str | tuple[str, str]] = set()  # stages of which it was told that the server's optimiser does
+        # nothing, and other things that are told once
 
     def run(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -122,16 +123,17 @@ class Engine:
         tasks = private.shared_out(tasks)
         reached = [task for task in tasks if not self._strikes(round_info, task, "dropout")]
         clock.lap("send")
-        outcomes = self.backend.run(
-            stage, round_info, reached, lambda done: self.watcher.client_done(round_info, done, len(reached))
-        )
+        heard = self._hear(stage, round_info, state, tasks, reached)
         clock.lap("train")
-        usable, refused = self._usable(stage, round_info, state, reached, outcomes)
-        bounds = bounded(self.plan.experiment.robust, stage.method, state, reached, usable)
-        usable, refused = bounds.used, refused + bounds.refused
+        self._tell(stage, worth_telling(heard.figures, self.plan.experiment.privacy))
+        bounds = bounded(self.plan.experiment.robust, stage.method, state, reached, heard.usable)
+        usable, refused = bounds.used, heard.refused + bounds.refused
         needed = self.plan.experiment.participation.quorum
         needed = min(needed, len(tasks))  # a stage may ask fewer clients than the quorum
-        skipped = f"{len(usable)} usable replies, {needed} needed: the model stays" if len(usable) < needed else ""
+        count = len(_answered(usable))
+        skipped = heard.skipped or (
+            f"{count} usable replies, {needed} needed: the model stays" if count < needed else ""
+        )
         before = state
         if not skipped:
             handed = private.handed(round_info, state, reached, usable, hub.secret)
@@ -159,24 +161,54 @@ class Engine:
             **sum_up([outcome.audit for outcome in usable if outcome.audit is not None]),
             **by_epoch(usable),
             "asked": [task.client for task in tasks],
-            "answered": [outcome.reply.client for outcome in usable],
+            "answered": _answered(usable),
             "refused": refused,
             **bounds.record,
             **attacking(self.plan.setup, [outcome.reply.client for outcome in usable]),
             "skipped": skipped,
             "bytes_down": sum(payload.nbytes(task.send) for task in reached),
-            "bytes_up": sum(payload.nbytes(outcome.reply.send) for outcome in outcomes),
+            "bytes_up": heard.bytes_up,
             "memory_bytes": self.backend.memory_bytes(),
-            "client_metrics": by_client(usable),
+            "client_metrics": by_client([outcome for outcome in usable if not outcome.clients]),
+            **heard.figures,
             "cpu": cpu_type(),
             **private.record,
             **hub.notes,
         }
-        computing = cpu_seconds_of([outcome.cpu for outcome in outcomes], clock.cpu["send"] + clock.cpu["merge"])
+        computing = cpu_seconds_of(heard.cpu, clock.cpu["send"] + clock.cpu["merge"])
         timed = {**record, "seconds": clock.total(), "cpu_seconds": computing, "phases": clock.laps}
         self.folder.finish_round(round_info.step, timed, state, hub.pictures)
         self.watcher.round_done(timed)
         return state
+
+    def _hear(
+        self, stage: Stage, round_info: RoundInfo, state: Payload, tasks: Sequence[Task], reached: Sequence[Task]
+    ) -> Heard:
+        """Let clients train: what of their replies may reach the merge; with secure aggregation only their sum."""
+
+        def done(count: int) -> None:
+            self.watcher.client_done(round_info, count, len(reached))
+
+        if self.plan.experiment.privacy.secure_aggregation and tasks:
+            late = {task.client for task in reached if self._strikes(round_info, task, "straggler")}
+            rule = rule_for(self.plan, stage, tasks)
+            if isinstance(self.backend, Unseeing):
+                least = self.plan.experiment.privacy.least(len(tasks))
+                return heard_of(self.backend.add_up(stage, round_info, reached, rule, least, late, done), rule)
+            outcomes = self.backend.run(stage, round_info, reached, done)
+            usable, refused = self._usable(stage, round_info, state, reached, outcomes)
+            return heard_of(add_up_here(self.plan, rule, len(tasks), outcomes, usable, refused), rule)
+        outcomes = self.backend.run(stage, round_info, reached, done)
+        usable, refused = self._usable(stage, round_info, state, reached, outcomes)
+        up = sum(payload.nbytes(outcome.reply.send) for outcome in outcomes)
+        return Heard(usable, refused, up, [outcome.cpu for outcome in outcomes])
+
+    def _tell(self, stage: Stage, lines: Sequence[str]) -> None:
+        """What is worth a warning, once in a stage."""
+        for line in lines:
+            if (mark := (stage.name, line.rpartition(":")[2])) not in self.told:  # the figures in it may differ
+                self.told.add(mark)
+                log.warning("Stage '%s': %s.", stage.name, line)
 
     def _strikes(self, round_info: RoundInfo, task: Task, fault: str) -> bool:
         """Whether this fault befalls this client now: seeded, so that a resumed run has the same bad luck."""
@@ -209,8 +241,7 @@ class Engine:
 
     def _party(self, stage: Stage, client: int) -> Registration:
         """What is known of a client before it answers: in a simulation all of it, of a real site what it told."""
-        registered, setup = self.plan.registered, self.plan.setup
-        most = stage.method.most_examples(registered[client], max(registered)) if registered else LARGEST_COUNT
+        setup, most = self.plan.setup, most_examples(self.plan, stage, client)
         labeled, part = client in setup.labeled_clients, self.plan.split.clients[client]
         if len(part.labeled) or len(part.unlabeled):
             return Registration(most, labeled, len(part.unlabeled) > 0)
@@ -350,6 +381,11 @@ class Engine:
             probs = self.backend.predict_test(reply.weights("model")) if is_model else None
             local.append(score(probs, self.test_labels) if probs is not None else {})
         return {f"clients_{name}": [scores.get(name) for scores in local] for name in ("accuracy", "per_class")}
+
+
+def _answered(usable: Sequence[Outcome]) -> list[int]:
+    """The clients whose replies are used."""
+    return [client for outcome in usable for client in outcome.parties]
 
 
 @dataclass(frozen=True)

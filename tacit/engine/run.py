@@ -10,6 +10,7 @@ import torch
 from tacit.backends import Backend, LocalBackend, PoolBackend
 from tacit.backends.base import one_thread
 from tacit.backends.pool import default_workers
+from tacit.contract.secure import check_labeled
 from tacit.core.machine import change_of_type
 from tacit.core.settings import Experiment
 from tacit.data.federation import Federation
@@ -44,6 +45,7 @@ def run_plan(
         for stage in plan.stages:
             stage.method.check_installed()
         check_budget(plan.experiment)
+        check_labeled(plan.experiment, plan.stages, plan.setup.clients, len(plan.setup.labeled_clients))
     folder = OpenRun(out, plan.experiment, resume)
     try:
         folder.recover(plan.split)

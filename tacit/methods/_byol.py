@@ -65,6 +65,7 @@ class ByolStage(Byol, FeatureStage):
     averaged: ClassVar = Online._fields
     server_sends: ClassVar = dict.fromkeys(Online._fields, "weights")
     client_sends: ClassVar = dict.fromkeys(Online._fields, "weights")
+    merges_sums: ClassVar = dict.fromkeys(Online._fields, "mean")
     client_keeps: ClassVar = dict.fromkeys(
         ("online", "projector", "predictor", "target", "target_projector"), "weights"
     )

@@ -29,6 +29,9 @@ class SelfSupervised(Method):
     feature_rounds: Annotated[AtLeastOne, Length(), "rounds in which features are learned without labels"] = 100
     head: Annotated[Literal["linear", "finetuned"], "the labels train the head alone, or the whole net"] = "linear"
 
+    merges_sums: ClassVar = {"model": "mean"}
+    asks_labeled: ClassVar = True
+
     def features(self) -> Method:
         """The stage that learns features."""
         raise NotImplementedError
@@ -84,6 +87,7 @@ class FeatureStage(Method):
     So any method can start from it: the head is still that of the first weights.
     """
 
+    merges_sums: ClassVar = {"model": "mean"}
     averaged: ClassVar[tuple[str, ...]] = ("model",)  # groups of weights that travel, and whose mean goes on
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:

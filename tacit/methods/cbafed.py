@@ -75,6 +75,7 @@ class CBAFed(Method):
     server_sends: ClassVar = {"model": "weights", "thresholds?": "[K]", "shares?": "[K]"}
     client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
     client_keeps: ClassVar = {"momentum?": "any"}
+    merges_sums: ClassVar = {"model": "mean", "counts": "sum"}
     # What the paper sets otherwise (SGD, rate, batch, clip) are tacit's defaults. Rounds are counted from 0 and merged
     # at 5, 10, …: of 501, as in the released code, the last one ends with a merge.
     presets: ClassVar = {
@@ -257,6 +258,8 @@ def balanced_labels(probs: Tensor, thresholds: Tensor, tail: Tensor) -> PseudoLa
 @dataclass(frozen=True)
 class CBAFedWarmUp(CBAFed):
     """The stage before: the labelled parties alone, on their labels."""
+
+    asks_labeled: ClassVar = True
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return self.labeled_epochs or epochs, 0

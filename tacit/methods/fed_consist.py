@@ -10,6 +10,7 @@ from torch import nn
 from tacit.contract.method import Reply, Share
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, weights_in
+from tacit.core.settings import Experiment
 from tacit.methods.fixmatch import Accept, FixMatch
 from tacit.pieces.aggregate import labeled_shares, shares
 from tacit.pieces.train import View
@@ -32,6 +33,16 @@ class FedConsist(FixMatch):
         "multi-national data from China, Italy, Japan, Medical Image Analysis 2021; as a baseline and +: Li et al., "
         "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning, CVPR 2023"
     )
+
+    merges_sums: ClassVar = {"model": "mean"}
+
+    def needs_each(self, experiment: Experiment) -> str:
+        if self.plus or experiment.data.placement != "some-clients":
+            return ""
+        return (
+            "it weighs the labelled clients together (method.labeled_share), which needs a sum over them alone; write "
+            "method.plus = true"
+        )
 
     @property
     def fixed(self) -> bool:

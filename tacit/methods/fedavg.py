@@ -35,6 +35,8 @@ class FedAvg(Method):
         "2023; scaffold: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML "
         "2020"
     )
+    merges_sums: ClassVar = {"model": "mean"}
+    asks_labeled: ClassVar = True
     presets: ClassVar = {"paper": {}, "smoke": {"train.lr": 0.1}}
 
     def __post_init__(self) -> None:
@@ -48,6 +50,7 @@ class FedAvg(Method):
                 object.__setattr__(self, name, {"model": "weights", "control": "weights"})
             object.__setattr__(self, "client_keeps", {"control": "weights"})
             object.__setattr__(self, "means", "nobody")  # control variates are averaged beside the model
+            object.__setattr__(self, "merges_sums", {"model": "mean", "control": "mean"})
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return epochs, 0
@@ -110,7 +113,7 @@ class FedAvg(Method):
 
     def _next_control(self, control: Weights, parties: Sequence[Reply], hub: Hub) -> Weights:
         """c ← c + |S|/N · mean of the changes (Eq. 5), which count as the models do: equal parties as published."""
-        share = len(parties) / (len(hub.labeled_clients) + (len(hub.shard.labeled) > 0))
+        share = sum(party.parties for party in parties) / (len(hub.labeled_clients) + (len(hub.shard.labeled) > 0))
         change = mean_model(parties, name="control")
         return {name: tensor + share * change[name] for name, tensor in control.items()}
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tacit.contract.method import Count, Method, NotNegative, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
+from tacit.core.settings import Experiment
 from tacit.nets.optimizer import clip_gradient, give_momentum, momentum_of, trained_by
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias, moving_prediction
@@ -54,6 +55,7 @@ class FedDB(Method):
     )
     client_sends: ClassVar = {"model": "weights", "app_u": "distribution[K]", "app_u_before?": "distribution[K]"}
     client_keeps: ClassVar = {"momentum?": "weights"}
+    merges_sums: ClassVar = {"model": "mean", "app_u": "mean"}
     presets: ClassVar = {
         "paper": {"train.epochs": 5, "train.weight_decay": 0.0, "train.clip": 0.0},
         "released": {
@@ -80,6 +82,20 @@ class FedDB(Method):
             "train.lr": 0.1,
         },
     }
+
+    def needs_each(self, experiment: Experiment) -> str:
+        if self.dma == "none":
+            return ""
+        return (
+            "it weighs each client by its own APP-U, and in steps of which each would need another sum (DMA); write "
+            'method.dma = "none"'
+        )
+
+    def sum_weight(self, reply: Reply, labeled: bool) -> float:
+        return float(reply.examples > 0)
+
+    def most_sum_weight(self, most: float) -> float:
+        return 1.0
 
     def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         model = me.model(task.weights("model"))

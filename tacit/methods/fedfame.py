@@ -34,6 +34,7 @@ class FedFAME(Method):
         "Federated Semi-Supervised Learning, SAC 2023"
     )
     client_keeps: ClassVar = {"past": "weights"}
+    merges_sums: ClassVar = {"model": "mean"}
     presets: ClassVar = {"paper": {}, "smoke": {"train.lr": 0.1}}
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from tacit.contract.method import (
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
+from tacit.core.settings import Experiment
 from tacit.nets.layers import Net
 from tacit.pieces.aggregate import labeled_shares, shares
 from tacit.pieces.consistency import two_view_batches
@@ -69,6 +70,7 @@ class FedIRM(Method):
     server_sends: ClassVar = {"model": "weights", "relation": "[K,K]"}
     client_sends: ClassVar = {"model": "weights", "relation": "distributions[K,K] if labeled"}
     client_keeps: ClassVar = {"teacher?": "weights"}
+    merges_sums: ClassVar = {"model": "mean", "relation": "rows"}
     presets: ClassVar = {
         "paper": {"rounds": 180, "net.name": "resnet18", "net.norm": "bn"},
         "released": {"uncertainty_nats": 2.0},
@@ -82,6 +84,20 @@ class FedIRM(Method):
     def before(self) -> tuple[Stage, ...]:
         warm_up = FedIRMWarmUp(**{**asdict(self), "labeled_epochs": self.warmup_epochs, "warmup": 0})
         return (Stage("warm-up", warm_up, self.warmup),) if self.warmup else ()
+
+    def needs_each(self, experiment: Experiment) -> str:
+        if self.weigh != "half" or experiment.data.placement != "some-clients":
+            return ""
+        return (
+            'it weighs the labelled clients together (method.weigh = "half"), which needs a sum over them alone; write '
+            'method.weigh = "alike" or "examples"'
+        )
+
+    def sum_weight(self, reply: Reply, labeled: bool) -> float:
+        return float(reply.examples > 0) if self.weigh == "alike" else reply.examples
+
+    def most_sum_weight(self, most: float) -> float:
+        return 1.0 if self.weigh == "alike" else most
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         unknown = mean_relation([], hub.classes)
@@ -105,7 +121,7 @@ class FedIRM(Method):
             parties.append(self.learn_labels(weights_in(state, "model"), hub))
             labeled.append(True)
         examples = [party.examples for party in parties]
-        alike = shares([float(n > 0) for n in examples])
+        alike = shares([float(party.examples > 0) * party.parties for party in parties])
         ways = {"alike": alike, "half": labeled_shares(examples, labeled, 0.5), "examples": shares(examples)}
         relations = [party.tensor("relation") for party in parties if "relation" in party.send]
         relation = mean_relation(relations, hub.classes)  # labelled parties alike, class by class
@@ -165,6 +181,8 @@ class FedIRM(Method):
 @dataclass(frozen=True)
 class FedIRMWarmUp(FedIRM):
     """The stage before: the labelled parties alone, on their labels."""
+
+    asks_labeled: ClassVar = True
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return self.labeled_epochs or epochs, 0

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from tacit.contract.method import AtLeastOne, Count, Method, NotNegative, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
+from tacit.core.settings import Experiment
 from tacit.pieces.aggregate import shares, stacked, unstacked
 from tacit.pieces.debias import average_prediction, debias, debiasing
 from tacit.pieces.label import PseudoLabels, confident
@@ -56,6 +57,7 @@ class FedMatch(Method):
     trains_parts: ClassVar = False  # σ + ψ is drawn for every parameter
     server_sends: ClassVar = {"sigma": "weights", "psi": "weights", "helpers?": "any"}
     client_sends: ClassVar = {"sigma": "weights if labeled", "psi": "weights if unlabeled"}
+    merges_sums: ClassVar = {"sigma": "mean", "psi": "mean"}
     presets: ClassVar = {
         "paper": {
             "train.lr": 1e-3,
@@ -79,6 +81,17 @@ class FedMatch(Method):
             "train.clip": 5.0,
         },
     }
+
+    def needs_each(self, experiment: Experiment) -> str:
+        if not self.helpers:
+            return ""
+        return "it sends each client's psi to those who think alike (helpers); write method.helpers = 0"
+
+    def sum_weight(self, reply: Reply, labeled: bool) -> float:
+        return float(reply.examples > 0)
+
+    def most_sum_weight(self, most: float) -> float:
+        return 1.0
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         sigma = weights_in(super().server_start(hub, past), "model")

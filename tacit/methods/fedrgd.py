@@ -35,6 +35,8 @@ class FedRGD(FixMatch):
     )
     means: ClassVar = "groups"
     client_sends: ClassVar = {"model": "weights", "unlabeled": "count"}  # 0: a fully labelled client
+    merges_sums: ClassVar = {}
+    merges_each: ClassVar = "it averages clients in groups and measures how far apart each of their steps is"
     presets: ClassVar = {
         "paper": {"net.norm": "gn"},
         "released": {

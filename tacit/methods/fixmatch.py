@@ -57,6 +57,7 @@ class FixMatch(Method):
     citation: ClassVar[str] = (
         "Sohn et al., FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence, NeurIPS 2020"
     )
+    merges_sums: ClassVar = {"model": "mean"}
     presets: ClassVar = {"paper": {}, "smoke": {"warmup": 1, "threshold": 0.6, "train.lr": 0.1}}
 
     @property

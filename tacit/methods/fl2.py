@@ -47,6 +47,7 @@ class FL2(SemiFL):
         "Lee et al., (FL)²: Overcoming Few Labels in Federated Semi-Supervised Learning, NeurIPS 2024"
     )
     client_sends: ClassVar = {"model": "weights", "status": "share"}
+    merges_sums: ClassVar = {"model": "mean", "status": "mean"}
     presets: ClassVar = {
         "paper": {
             "train.batch": 32,
@@ -97,6 +98,15 @@ class FL2(SemiFL):
             return super().accept(probs)
         fair = debias(probs, average_prediction(probs)) if self.debias else probs
         return confident(fair, self_adaptive_thresholds(learning_status(fair), average_prediction(fair)))  # Eq. 8, 9
+
+    def sum_weight(self, reply: Reply, labeled: bool) -> float:
+        if not self.status_aware:
+            return super().sum_weight(reply, labeled)
+        # Who is entirely sure counts a millionth, lest a sum has no weight at all where all are.
+        return max(1.0 - reply.number("status"), 1e-6) if reply.examples > 0 else 0.0
+
+    def most_sum_weight(self, most: float) -> float:
+        return 1.0 if self.status_aware else super().most_sum_weight(most)
 
     def client_weights(self, parties: Sequence[Reply]) -> list[float]:
         if not self.status_aware:

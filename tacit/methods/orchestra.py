@@ -84,6 +84,8 @@ class OrchestraFeatures(Clustering, FeatureStage):
     server_sends: ClassVar = {**dict.fromkeys(averaged, "weights"), "centroids?": "any"}
     client_sends: ClassVar = {**dict.fromkeys(averaged, "weights"), "local": "any"}
     client_keeps: ClassVar = {"projections": "any"}
+    merges_sums: ClassVar = {}
+    merges_each: ClassVar = "its server clusters the centroids of each client"
 
     def estimated_weights_bytes(self, classifier: int, channels: int, features: int = 0) -> int:
         rotation = 4 * TURNS * (self.projection + 1)

@@ -64,6 +64,7 @@ class PDCFed(Method):
         "learning, Knowledge-Based Systems 295 (2024) 111822"
     )
     placements: ClassVar = ("some-clients", "clients", "server")
+    merges_sums: ClassVar = {"model": "mean"}
     client_keeps: ClassVar = {"mean?": "any", "variance?": "any", "momentum?": "any"}
     presets: ClassVar = {  # what the authors set for other data is on the docs page
         "paper": {"participation.fraction": 0.5, "train.batch": 128, "train.lr": 0.01, "rounds": 500},
@@ -95,6 +96,12 @@ class PDCFed(Method):
 
     def before(self) -> tuple[Stage, ...]:
         return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
+
+    def sum_weight(self, reply: Reply, labeled: bool) -> float:
+        return reply.examples * (self.labeled_boost if labeled else 1.0)
+
+    def most_sum_weight(self, most: float) -> float:
+        return most * max(self.labeled_boost, 1.0)
 
     def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         model, momentum = me.model(task.weights("model")), weights_in(memory, "momentum", missing={})

@@ -59,6 +59,7 @@ class PFedKnow(Method):
     means: ClassVar = "nobody"  # personal models
     placements: ClassVar = ("server",)  # models are distilled on the server's labels
     client_keeps: ClassVar = {"pruned": "number"}
+    merges_each: ClassVar = "each client has a model of its own, which the server trains"
     presets: ClassVar = {
         "paper": {"train.lr": 0.01, "train.momentum": 0.0, "train.weight_decay": 0.0, "train.epochs": 3},
         "smoke": {"warmup": 1, "train.lr": 0.1, "train.momentum": 0.9},

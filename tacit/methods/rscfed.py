@@ -66,6 +66,7 @@ class RSCFed(Method):
     )
     means: ClassVar = "groups"
     placements: ClassVar = ("some-clients", "clients", "server")
+    merges_each: ClassVar = "it weighs each client by how far its own model is from that of its group"
     client_keeps: ClassVar = {"teacher?": "weights", "step?": "number", "momentum?": "any"}
     presets: ClassVar = {
         "paper": {"rounds": 1000, "net.name": "resnet18", "net.norm": "bn", "views.weak": "resize-crop"},

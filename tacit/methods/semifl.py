@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
+from tacit.core.settings import Experiment
 from tacit.nets.optimizer import give_momentum, live_taps_only, momentum_of, optimizer_step
 from tacit.nets.statistics import pooled_statistics
 from tacit.pieces.aggregate import server_momentum, shares
@@ -50,6 +51,7 @@ class SemiFL(Method):
         "NeurIPS 2022"
     )
     client_keeps: ClassVar = {"momentum?": "weights"}
+    merges_sums: ClassVar = {"model": "mean"}
     presets: ClassVar = {
         "paper": {"train.batch": 10, "train.epochs": 5, "net.norm": "bn", "net.bn": "static"},
         "released": {
@@ -61,6 +63,21 @@ class SemiFL(Method):
         },
         "smoke": {"threshold": 0.5, "keep_momentum": True, "server_momentum": 0.1, "train.lr": 0.1},
     }
+
+    def needs_each(self, experiment: Experiment) -> str:
+        net, at_server = experiment.net, experiment.data.placement == "server"
+        if net.norm != "bn" or net.bn == "batch" or (at_server and self.statistics == "server"):
+            return ""
+        return (
+            "it pools BN's statistics of the clients, and the spread between them is no sum of what they send; write "
+            'net.norm = "gn" or net.bn = "batch", or let the server hold the labels (method.statistics = "server")'
+        )
+
+    def sum_weight(self, reply: Reply, labeled: bool) -> float:
+        return reply.examples if self.weigh == "accepted" else float(reply.examples > 0)
+
+    def most_sum_weight(self, most: float) -> float:
+        return most if self.weigh == "accepted" else 1.0
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         first = weights_in(super().server_start(hub, past), "model")

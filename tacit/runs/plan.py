@@ -9,6 +9,7 @@ from tacit.config.resolve import build_method, build_pretraining
 from tacit.contract import kinds
 from tacit.contract.method import UNKNOWN, Held, Method, Stage
 from tacit.contract.parties import Setup
+from tacit.contract.secure import check_secure
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
 from tacit.data.dataset import Dataset
@@ -52,6 +53,7 @@ def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple
         for declared in stage.method.client_sends.values():
             kinds.parse(declared)  # what cannot be checked is told before any work
     check_safeguards(experiment, stages)
+    check_secure(experiment, stages)
     return stages
 
 

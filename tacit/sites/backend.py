@@ -5,7 +5,7 @@ what they answered (tests give it sites in the same process).
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -15,17 +15,20 @@ from torch import Tensor
 from tacit.backends.base import Outcome, waves
 from tacit.contract.method import Reply, Stage, Task
 from tacit.contract.parties import Labeled, NetPool, RoundInfo, Setup
+from tacit.contract.sums import Summation
 from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.core.payload import Limits, Payload, Weights
 from tacit.core.settings import Experiment
 from tacit.core.text import safe
+from tacit.engine.secure import Total
 from tacit.evaluation.paired import right_patterns
 from tacit.evaluation.scores import PREDICT_BATCH, tally
 from tacit.pieces.train import predict
 from tacit.sites.accept import for_sites
 from tacit.sites.envelope import from_record, to_record
 from tacit.sites.judges import read_patterns, read_tally
+from tacit.sites.unseen import Round, add_up, context_of
 from tacit.sites.wire import WHO, Request, Response, SharedFacts, pack, unpack
 from tacit.version import __version__
 
@@ -115,7 +118,7 @@ class FlowerBackend:
             places = {self.federated.sites[task.client]: (place, task) for place, task in wave}
             skipped = {name: why for name in places if (why := self._why_not(name))}
             envelopes = {
-                name: self._envelope(stage, round_info, number, task)
+                name: self.packed("train", round_info, task, task.send, number)
                 for name, (_, task) in places.items()
                 if name not in skipped
             }
@@ -130,7 +133,7 @@ class FlowerBackend:
                 response = responses.get(name, NoResponse(skipped.get(name, "it did not answer")))
                 outcomes[place] = self._outcome(task, response)
                 if isinstance(response, NoResponse) and name not in skipped:
-                    self._silent[name] = f"since {round_info.stage} round {round_info.round + 1} ({response.why})"
+                    self.note_silent(name, round_info, response.why)
         return [outcomes[place] for place in range(len(tasks))]
 
     def _why_not(self, name: str) -> str:
@@ -150,15 +153,73 @@ class FlowerBackend:
                 if responses.get(name) == name.encode():
                     del self._silent[name]
 
-    def _envelope(self, stage: Stage, round_info: RoundInfo, wave: int, task: Task) -> bytes:
+    def packed(self, kind: str, round_info: RoundInfo, task: Task, content: Payload, wave: int = 0) -> bytes:
+        """A question to a client in a round."""
         when = {
             "stage": round_info.stage,
             "round": round_info.round,
             "rounds": round_info.rounds,
             "step": round_info.step,
         }
-        request = self.federated.request(self.experiment, task.client, "train", **when, wave=wave, group=task.group)
-        return pack(request, payload.to_bytes(task.send))
+        request = self.federated.request(self.experiment, task.client, kind, **when, wave=wave, group=task.group)
+        return pack(request, payload.to_bytes(content))
+
+    def add_up(
+        self,
+        stage: Stage,
+        round_info: RoundInfo,
+        tasks: Sequence[Task],
+        rule: Summation,
+        least: int,
+        late: Collection[int],
+        done: Callable[[int], None],
+    ) -> Total:
+        """Secure aggregation: the sum of what the sites answer, and of no site what it answers itself."""
+        names = {task.client: self.federated.sites[task.client] for task in tasks}
+        self._listen(set(names.values()))
+        reached = {task.client: task for task in tasks if not self._why_not(names[task.client])}
+
+        def asking(kind: str, contents: Mapping[int, Payload], done: Callable[[int], None]) -> dict[int, bytes | str]:
+            return self._ask(kind, round_info, {client: reached[client] for client in contents}, contents, done)
+
+        context = context_of(self.federated.run, round_info.step)
+        current = Round(asking, context, self.federated.sites, reached, rule, least)
+        for client, name in names.items():
+            if client not in reached:
+                current.leave_out(client, self._why_not(name))
+        return add_up(current, late, self.experiment.privacy.neighbours, done)
+
+    def _ask(
+        self,
+        kind: str,
+        round_info: RoundInfo,
+        tasks: Mapping[int, Task],
+        contents: Mapping[int, Payload],
+        done: Callable[[int], None],
+    ) -> dict[int, bytes | str]:
+        """A question to several clients: of each its answer, or why there is none."""
+        names = {self.federated.sites[client]: client for client in tasks}
+        envelopes = {
+            name: self.packed(kind, round_info, tasks[client], contents[client]) for name, client in names.items()
+        }
+        answered: list[str] = []
+
+        def count(name: str) -> None:
+            answered.append(name)
+            done(len(answered))
+
+        responses = self.transport.request(envelopes, self.federated.patience, count) if envelopes else {}
+        found: dict[int, bytes | str] = {}
+        for name, client in names.items():
+            response = responses.get(name, NoResponse("it did not answer"))
+            if isinstance(response, NoResponse):
+                self.note_silent(name, round_info, response.why)
+            found[client] = response if isinstance(response, bytes) else response.why
+        return found
+
+    def note_silent(self, name: str, round_info: RoundInfo, why: str) -> None:
+        """It is asked for its name first from now on."""
+        self._silent[name] = f"since {round_info.stage} round {round_info.round + 1} ({why})"
 
     def _outcome(self, task: Task, response: bytes | NoResponse) -> Outcome:
         nothing = Reply(send={}, examples=0, client=task.client, group=task.group)

@@ -48,6 +48,9 @@ def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, sc
         for name, number in reply.metrics.items():
             table.add_row(f"(metric) {name}", "number", "", f"{number:g}")
         screen.print(table)
+        if experiment.privacy.secure_aggregation:
+            screen.print(unseen(stage, reply, experiment))
+            continue
         screen.print(f"{len(sent(reply)):,} bytes in all ({size_text(len(sent(reply)))}), names and shapes included.")
     if len(own.kept_back):
         screen.print(
@@ -59,6 +62,18 @@ def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, sc
     screen.print(
         "\nWeights were trained on this site's images, and small vectors count its classes or its predictions: see "
         "'What is protected and what is not' in docs/sites.md."
+    )
+
+
+def unseen(stage: Stage, reply: Reply, experiment: Experiment) -> str:
+    """What secure aggregation changes about what leaves."""
+    names = stage.method.merges_sums
+    numbers = sum(t.numel() for name, t in payload.tensors(reply.send) if name.split("/")[0] in names)
+    size = size_text(numbers * experiment.privacy.bits // 8)
+    return (
+        "None of it leaves as it is, and metrics do not leave at all: secure aggregation is on. "
+        f"{', '.join(names)} and the number of examples leave as {numbers:,} whole numbers under masks ({size}), "
+        "beside public keys and sealed shares of secrets. The server can open the sum over all sites, and nothing less."
     )
 
 

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from tacit.core.errors import TacitError
 from tacit.core.formatting import size_text
 from tacit.core.machine import pick_device
 from tacit.core.payload import Limits
+from tacit.core.safeguards import Privacy
 from tacit.core.settings import Experiment
 from tacit.core.text import safe, safe_lines
 from tacit.data.federation import setup_of
@@ -28,12 +29,14 @@ from tacit.data.party import Facts, PartyData, load_party
 from tacit.data.placement import keep_back
 from tacit.data.split import validation_generator
 from tacit.nets.weights import check_available
+from tacit.pieces.fixed_point import Ring
 from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
 from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
 from tacit.sites.judges import MOST_COMPARED
 from tacit.sites.ledger import Ledger
-from tacit.sites.wire import LARGEST_WHY, WHO, Request, Response, pack, unpack
+from tacit.sites.masking import Desk, whole_numbers
+from tacit.sites.wire import LARGEST_WHY, SECURE, WHO, Request, Response, pack, unpack
 from tacit.version import __version__
 
 log = logging.getLogger("tacit.site")
@@ -71,6 +74,23 @@ class Settings:
     largest: int = 1 << 32  # bytes of one message from the server
 
 
+class Work(NamedTuple):
+    """What a site has ready for one experiment."""
+
+    stages: tuple[Stage, ...]
+    worker: Worker
+    privacy: Privacy
+
+
+# What a site says in its own log of each step of secure aggregation.
+SAID = {
+    "keys": "two public keys",
+    "shares": "sealed shares of its secrets",
+    "masked": "its reply under masks",
+    "unmask": "shares that open the sum",
+}
+
+
 class Site:
     """Answers messages, one after the other. It imports nothing of Flower."""
 
@@ -79,7 +99,8 @@ class Site:
         self.say = say
         self.methods = allowed_methods(settings.methods)
         self._parties: dict[Facts, PartyData] = {}
-        self._work: dict[str, tuple[tuple[Stage, ...], Worker]] = {}
+        self._work: dict[str, Work] = {}
+        self.desk = Desk()
         one_thread()
 
     def respond(self, data: bytes) -> bytes:
@@ -110,6 +131,10 @@ class Site:
     def _answer(self, request: Request, content: bytes) -> tuple[bytes, str]:
         if request.kind == "hello":
             return self._hello(request)
+        if request.kind in SECURE:
+            return self._secure(request, content)
+        if self._worker(request).privacy.secure_aggregation:
+            raise Refusal("the experiment has secure aggregation: nothing leaves it but masked")
         work = {"train": self._train, "judge": self._judge, "compare": self._compare}
         return work[request.kind](request, content)
 
@@ -124,12 +149,40 @@ class Site:
         return pack(hello_of(shard, request.client, answered)), line
 
     def _train(self, request: Request, content: bytes) -> tuple[bytes, str]:
-        stages, worker = self._worker(request)
-        stage = next((stage for stage in stages if stage.name == request.stage), None)
+        task = Task(request.client, payload.from_bytes(content, Limits(total=self.settings.largest)), request.group)
+        reply = self._reply(request, task)
+        data = sent(reply)
+        self._note(request, reply, len(data))
+        names = ", ".join(f"{name} {size}" for name, size in content_of(reply).items())
+        return data, f"{_moment(request)}: sent {names} ({size_text(len(data))} in all)"
+
+    def _secure(self, request: Request, content: bytes) -> tuple[bytes, str]:
+        """One step towards a sum of which the server sees nothing but the whole."""
+        work = self._worker(request)
+        if not work.privacy.secure_aggregation:
+            raise Refusal("the experiment has no secure aggregation")
+
+        def numbers(given: payload.Payload, asked: int, most: float) -> Ring:
+            task = Task(request.client, given, request.group)
+            reply, method = self._reply(request, task), self._stage(request).method
+            return whole_numbers(method, task, reply, work.worker, work.privacy, asked, most)
+
+        given = payload.from_bytes(content, Limits(total=self.settings.largest))
+        reply = Reply(send=self.desk.answer(request, given, work.privacy, numbers), examples=0, client=request.client)
+        data = sent(reply, request.kind)
+        self._note(request, reply, len(data))
+        return data, f"{_moment(request)}: sent {SAID[request.kind]} ({size_text(len(data))})"
+
+    def _stage(self, request: Request) -> Stage:
+        stage = next((stage for stage in self._worker(request).stages if stage.name == request.stage), None)
         if stage is None:
             raise Refusal(f"the method has no stage '{request.stage}'")
+        return stage
+
+    def _reply(self, request: Request, task: Task) -> Reply:
+        """The work of a round: train, keep, and write down what is kept."""
+        stage, worker = self._stage(request), self._worker(request).worker
         round_info = RoundInfo(request.stage, request.round, request.rounds, request.step)
-        task = Task(request.client, payload.from_bytes(content, Limits(total=self.settings.largest)), request.group)
         if request.wave == 0:
             worker.memory.go_back(request.step)  # of this round or later: the server went back, and they are run again
             self._check_memory(worker.memory, request.step)
@@ -138,18 +191,11 @@ class Site:
         if outcome.fault:
             raise Refusal(outcome.fault)
         Ledger(worker.memory).write(request.client, request.step)
-        reply = outcome.reply
-        data = sent(reply)
-        self._note(request, reply, len(data))
-        names = ", ".join(f"{name} {size}" for name, size in content_of(reply).items())
-        return (
-            data,
-            f"{request.stage} round {request.round + 1}/{request.rounds}: sent {names} ({size_text(len(data))} in all)",
-        )
+        return outcome.reply
 
     def _judge(self, request: Request, content: bytes) -> tuple[bytes, str]:
         """Three numbers a class about a model on what this site keeps back; nothing is learned or remembered."""
-        _, worker = self._worker(request)
+        worker = self._worker(request).worker
         model = payload.weights_in(payload.from_bytes(content, Limits(total=self.settings.largest)), "model")
         kept = worker.validate(model, [request.client])
         reply = Reply(send={"tally": kept}, examples=float(kept[0].sum()), client=request.client)
@@ -159,7 +205,7 @@ class Site:
 
     def _compare(self, request: Request, content: bytes) -> tuple[bytes, str]:
         """How many images of each class that this site keeps back are named rightly by which of some models."""
-        _, worker = self._worker(request)
+        worker = self._worker(request).worker
         given = payload.from_bytes(content, Limits(total=self.settings.largest))
         if not 1 <= len(given) <= MOST_COMPARED:
             raise Refusal(f"it compares up to {MOST_COMPARED} models, and was sent {len(given)}")
@@ -256,7 +302,7 @@ class Site:
             self._parties = {facts: party.without_labels() if self.settings.ignore_labels else party}
         return self._parties[facts]
 
-    def _worker(self, request: Request) -> tuple[tuple[Stage, ...], Worker]:
+    def _worker(self, request: Request) -> "Work":
         about_the_moment = {"kind", "stage", "round", "rounds", "step", "wave", "group"}
         same = json.dumps(request.model_dump(exclude=about_the_moment))
         if same not in self._work:
@@ -265,7 +311,7 @@ class Site:
                 experiment, Facts(**request.facts.model_dump()), request.clients, request.labeled_clients
             )
             worker = Worker(setup, shard, self._kept(request, experiment))
-            self._work = {same: (stages_of(experiment, method), worker)}
+            self._work = {same: Work(stages_of(experiment, method), worker, experiment.privacy)}
         return self._work[same]
 
 
@@ -306,14 +352,20 @@ def hello_of(shard: Shard, client: int, answered: int = 0) -> Response:
     return Response(kind="hello", client=client, labeled=len(shard.labeled) > 0, images=images, answered=answered)
 
 
-def sent(reply: Reply, kind: Literal["train", "judge", "compare"] = "train") -> bytes:
+def _moment(request: Request) -> str:
+    return f"{request.stage} round {request.round + 1}/{request.rounds}"
+
+
+def sent(reply: Reply, kind: str = "train") -> bytes:
     """The very bytes that leave a site for a reply."""
-    response = Response(
-        kind=kind,
-        client=reply.client,
-        group=reply.group,
-        examples=float(reply.examples),
-        metrics={name: float(value) for name, value in reply.metrics.items()},
+    response = Response.model_validate(
+        {
+            "kind": kind,
+            "client": reply.client,
+            "group": reply.group,
+            "examples": float(reply.examples),
+            "metrics": {name: float(value) for name, value in reply.metrics.items()},
+        }
     )
     return pack(response, payload.to_bytes(reply.send))
 

@@ -17,6 +17,7 @@ from tacit.core.text import safe
 MARK = b"tacit-site-1\n"
 WHO = b"tacit-who\n"  # what is your name? Without keys, on one machine; and to hear whether a silent site is back
 LARGEST_HEADER = 1 << 20
+SECURE = ("keys", "shares", "masked", "unmask")  # the questions of secure aggregation, in their order
 LARGEST_WHY = 1000  # characters of a refusal
 
 
@@ -62,12 +63,13 @@ class SharedFacts(Header):
 class Request(Header):
     """What the server wants. `hello`: can you take part? `train`: do this round (the payload is the task's). `judge`:
     how good is this model on what you keep back (`data.validation`)? `compare`: on how many of those images is which of
-    these models right (`[guard]`)?
+    these models right (`[guard]`)? With secure aggregation, instead of `train`, the four questions of
+    `tacit.sites.unseen`.
 
     In a hello, `step` is how many rounds are done: what the site kept in later ones, which are run again, is forgotten.
     """
 
-    kind: Literal["hello", "train", "judge", "compare"]
+    kind: Literal["hello", "train", "judge", "compare", "keys", "shares", "masked", "unmask"]
     version: Word
     run: RunName
     experiment: dict[str, object]  # in the one form of `tacit.sites.accept`
@@ -89,7 +91,7 @@ class Request(Header):
     def _numbers_fit(self) -> "Request":
         if max((self.client, *self.labeled_clients)) >= self.clients:
             raise ValueError("there are fewer clients")
-        if self.kind == "train" and self.round >= self.rounds:
+        if self.kind in ("train", *SECURE) and self.round >= self.rounds:
             raise ValueError("there are fewer rounds")
         return self
 
@@ -97,7 +99,7 @@ class Request(Header):
 class Response(Header):
     """What a site says. Beside the payload (`Reply.send`) these few words are all that leaves it."""
 
-    kind: Literal["hello", "train", "judge", "compare", "refused"]
+    kind: Literal["hello", "train", "judge", "compare", "keys", "shares", "masked", "unmask", "refused"]
     client: Number = 0
     group: Number = 0
     why: Annotated[str, Field(max_length=LARGEST_WHY)] = ""  # refused

@@ -10,7 +10,9 @@ from tacit.contract.kinds import Registration
 from tacit.contract.method import UNKNOWN, Held, Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, seal
+from tacit.core.settings import Experiment
 
+OF_SUMS = ("merges_sums", "merges_each", "asks_labeled")
 DECLARATIONS = ("server_sends", "client_sends", "client_keeps")
 
 
@@ -21,7 +23,7 @@ class Wrapped(Method):
     inner: Method
 
     def __post_init__(self) -> None:
-        for name in (*DECLARATIONS, "citation", "placements", "presets"):
+        for name in (*DECLARATIONS, *OF_SUMS, "citation", "placements", "presets"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     def __getattr__(self, name: str) -> Any:  # what is no verb of the contract
@@ -46,6 +48,15 @@ class Wrapped(Method):
 
     def most_examples(self, images: int, largest: int) -> float:
         return self.inner.most_examples(images, largest)
+
+    def needs_each(self, experiment: Experiment) -> str:
+        return self.inner.needs_each(experiment)
+
+    def sum_weight(self, reply: Reply, labeled: bool) -> float:
+        return self.inner.sum_weight(reply, labeled)
+
+    def most_sum_weight(self, most: float) -> float:
+        return self.inner.most_sum_weight(most)
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         return self.inner.server_start(hub, past)

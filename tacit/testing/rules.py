@@ -27,6 +27,7 @@ from tacit.runs.watchers import NullWatcher
 from tacit.testing.bad_replies import HONEST, Attack, Attacked, at_the_edge, harms_of, wide_entries
 from tacit.testing.findings import Problem, Verdict, judged, sentence
 from tacit.testing.observe import Crossing
+from tacit.testing.sums import sums
 from tacit.testing.trial import Interruptions, Stopped, Trial, digest, parting
 
 NAMED = 'Draw from me.rng("purpose") at clients and hub.rng("purpose") at the server, and from nothing else'
@@ -468,4 +469,5 @@ RULES = (
         bad_replies,
         SOUND,
     ),
+    Rule("sums", "where it declares that sums are enough (merges_sums), they are: the merge is the same", sums, SOUND),
 )

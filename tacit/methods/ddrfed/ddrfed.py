@@ -24,6 +24,7 @@ from tacit.contract.method import (
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
+from tacit.core.settings import Experiment
 from tacit.methods.ddrfed.gdgm import generator_stages, mean_figure
 from tacit.methods.ddrfed.generator import GDGM
 from tacit.nets.optimizer import live_taps_only, optimizer_step
@@ -73,6 +74,7 @@ class DDRFed(GDGM, Method):
     placements: ClassVar = ("some-clients", "clients", "server")
     server_sends: ClassVar = {"model": "weights", "shares": "[K]"}
     client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
+    merges_sums: ClassVar = {"model": "mean", "counts": "sum"}
     client_keeps: ClassVar = {"dema?": "any", "generated?": "any"}
     presets: ClassVar = {  # what the paper sets otherwise (SGD, rate, batch) are tacit's defaults
         "paper": {"rounds": 500, "net.name": "resnet18", "net.norm": "bn", "views.strong": "ddrfed"},
@@ -103,6 +105,20 @@ class DDRFed(GDGM, Method):
         alone = LabelsAlone(epochs=self.warmup_epochs, weak=self.weak)
         warm_up = (Stage("warm-up", alone, self.warmup),) if self.warmup else ()
         return (*generator_stages(self), *warm_up) if self.gdgm else warm_up
+
+    def needs_each(self, experiment: Experiment) -> str:
+        if self.phi or experiment.data.placement != "some-clients":
+            return ""
+        return (
+            "it weighs the labelled clients together (method.labeled_share), which needs a sum over them alone; write "
+            "method.phi = 6, say"
+        )
+
+    def sum_weight(self, reply: Reply, labeled: bool) -> float:
+        return reply.examples * (self.phi if self.phi and labeled else 1.0)
+
+    def most_sum_weight(self, most: float) -> float:
+        return most * max(self.phi, 1.0)
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         counts = past.get("warm-up", {}).get("counts", torch.zeros(hub.classes))
@@ -300,6 +316,8 @@ class LabelsAlone(Method):
     weak: Annotated[Weak, "DSA, or the views of views.weak"] = "dsa"
 
     client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
+    merges_sums: ClassVar = {"model": "mean", "counts": "sum"}
+    asks_labeled: ClassVar = True
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return self.epochs or epochs, 0

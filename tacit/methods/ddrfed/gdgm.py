@@ -40,6 +40,7 @@ class Diffusion(GDGM, Method):
 
     server_sends: ClassVar = {"unet": "weights"}
     client_sends: ClassVar = {"unet": "weights"}
+    merges_each: ClassVar = "the training of its generator notes how much each client holds; write method.gdgm = false"
 
     def check_installed(self) -> None:
         require_diffusers()
@@ -94,6 +95,7 @@ class Generation(GDGM, Method):
 
     server_sends: ClassVar = {"images": "any"}
     client_sends: ClassVar = {}
+    merges_each: ClassVar = "its generated images are dealt by how much each client holds; write method.gdgm = false"
     client_keeps: ClassVar = {"generated": "any"}
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> None:
