@@ -96,10 +96,10 @@ class Request(Header):
 class Response(Header):
     """What a site says. Beside the payload (`Reply.send`) these few words are all that leaves it."""
 
-    kind: Literal["hello", "train", "judge", "refused"]
+    kind: Literal["hello", "train", "judge", "refused", "waiting"]  # waiting: for a yes of the site's people
     client: Number = 0
     group: Number = 0
-    why: Annotated[str, Field(max_length=LARGEST_WHY)] = ""  # refused
+    why: Annotated[str, Field(max_length=LARGEST_WHY)] = ""  # refused, waiting
     labeled: bool = False  # hello: does this site hold labels?
     images: Number = 0  # hello: how many images it takes part with, labelled and unlabelled
     answered: Number = 0  # hello: how many rounds of this run were done when it answered last
