@@ -66,6 +66,13 @@ class Policy(BaseModel):
         return self
 
 
+def policy_of(folder: Path, given: Path | None, own_methods: Sequence[str] = ()) -> Policy:
+    """The policy of the site in a folder: the file that was given, else policy.toml there, else no rule."""
+    if given is None and not (folder / FILE).exists():
+        return Policy()
+    return read_policy(given or folder / FILE, own_methods)
+
+
 def read_policy(path: Path, own_methods: Sequence[str] = ()) -> Policy:
     """The policy in a file; a TacitError that names the key, what was found and what was expected."""
     try:
@@ -151,8 +158,9 @@ def _check_privacy(policy: Policy, experiment: Experiment) -> None:
 def privacy_of(experiment: Experiment) -> tuple[bool, float]:
     """Whether an experiment has differential privacy, and the ε at which it ends (0: none is set)."""
     privacy = getattr(experiment, "privacy", None)
-    on = privacy is not None and privacy.noise > 0 and privacy.clip > 0
-    return on, float(privacy.epsilon or 0) if on else 0.0
+    if privacy is None or not (privacy.noise > 0 and privacy.clip > 0):
+        return False, 0.0
+    return True, float(privacy.epsilon or 0)
 
 
 def is_secure(experiment: Experiment) -> bool:

@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,15 @@ def contribution(entry: Entry) -> Counts:
     return Counts(int(entry["kind"] == "train"), int(round_begins), int(entry["bytes"]))
 
 
+def counted(entries: Iterable[Entry]) -> dict[str, Counts]:
+    """What was contributed, by job."""
+    found: dict[str, Counts] = {}
+    for entry in entries:
+        job = entry.get("job", "")
+        found[job] = found.get(job, Counts()) + contribution(entry)
+    return found
+
+
 class Trail:
     """The trail of the site that lives in a folder; it is read and checked when it is first needed."""
 
@@ -103,8 +112,6 @@ class Trail:
 
     def open(self) -> None:
         """Read what is there; a trail that is not as it was written is not gone on with."""
-        with file_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
             self._catch_up()
 
@@ -123,8 +130,9 @@ class Trail:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file)
             write_atomically(self.head, (json.dumps({"number": self._number + 1, "chain": own}) + "\n").encode())
-            self._take(entry, own)
-            self._size += len(line)
+            self._number, self._last, self._size = self._number + 1, own, self._size + len(line)
+            job = entry.get("job", "")
+            self._counts[job] = self._counts.get(job, Counts()) + contribution(entry)
 
     def counts(self, job: str) -> Counts:
         """What was contributed to a job so far."""
@@ -142,6 +150,7 @@ class Trail:
     def _locked(self) -> Iterator[int]:
         """Nobody else adds a line meanwhile, be it another process that was started by mistake."""
         with file_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -160,15 +169,12 @@ class Trail:
                 f"and {HEAD} to a place where they are kept, and join again: a new list is begun."
             )
         data = read_bytes(self.path)
-        self._number, self._last, self._counts = 0, _start(data), {}
-        for entry, own in _entries(data):
-            self._take(entry, own)
+        self._number, self._last = 0, _start(data)
+        entries = list(_entries(data))
+        if entries:
+            self._number, self._last = entries[-1][0]["number"], entries[-1][1]
+        self._counts = counted(entry for entry, _ in entries)
         self._size = data.rfind(b"\n") + 1
-
-    def _take(self, entry: Entry, own: str) -> None:
-        self._number, self._last = entry["number"], own
-        job = entry.get("job", "")
-        self._counts[job] = self._counts.get(job, Counts()) + contribution(entry)
 
 
 # --- Reading --------------------------------------------------------------------------------------------------
