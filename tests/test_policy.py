@@ -25,7 +25,7 @@ from tacit.runs.watchers import NullWatcher
 from tacit.sites.accept import Refusal
 from tacit.sites.approval import Approval, SiteJob
 from tacit.sites.home import init_site
-from tacit.sites.policy import Policy, check_job, policy_of, privacy_of, read_policy
+from tacit.sites.policy import Policy, check_job, is_secure, policy_of, privacy_of, read_policy
 from tacit.sites.server import run_at_sites
 from tacit.sites.trail import names_in, problems, read_trail
 
@@ -149,8 +149,8 @@ def test_the_server_is_told_and_the_run_does_not_start(parties: Path, tmp_path: 
 def test_privacy_settings_are_looked_up() -> None:
     experiment = resolve(FEDAVG)
 
-    def with_privacy(**keys: float) -> Any:
-        own = {"clip": 1.0, "noise": 1.0, "delta": 1e-5, "epsilon": 0.0, **keys}
+    def with_privacy(**keys: float | None) -> Any:
+        own = {"clip": 1.0, "noise": 1.0, "delta": 1e-5, "epsilon": None, **keys}
         return SimpleNamespace(
             **{name: getattr(experiment, name) for name in ("method", "pretrain", "data")},
             privacy=SimpleNamespace(**own),
@@ -165,7 +165,9 @@ def test_privacy_settings_are_looked_up() -> None:
     with pytest.raises(Refusal, match="at most, this job has none"):
         check_job(rules, with_privacy(), ())
     with pytest.raises(Refusal, match="asks for differential privacy"):
-        check_job(rules, with_privacy(epsilon=3.0, clip=0.0), ())
+        check_job(rules, with_privacy(epsilon=3.0, clip=None), ())
+    assert not is_secure(with_privacy())
+    assert is_secure(with_privacy(secure_aggregation=True))
 
 
 # --- Limits, counted -------------------------------------------------------------------------------------------------
@@ -386,3 +388,22 @@ def test_a_damaged_job_file_is_told_and_nothing_leaves(parties: Path, tmp_path: 
     path.write_text(json.dumps({"state": "allowed"}))
     assert ask(parties, site, "train").kind == "refused"
     assert "is damaged: it tells whether a job is allowed" in said[-1]
+
+
+def test_the_preview_says_what_the_policy_would_hold_back(parties: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    init_site(home, "site-0", "127.0.0.1:8443", insecure=True)
+    recipe = tmp_path / "fedavg.toml"
+    recipe.write_text(resolve(FEDAVG).to_toml())
+    facts = str(parties / "server" / "facts.toml")
+    words = ["site", "preview", str(recipe), "--data", str(parties / "site-0"), "--home", str(home), "--facts", facts]
+    plain = CliRunner().invoke(complete(), words)
+    assert plain.exit_code == 0, plain.exception
+    assert "would not leave" not in plain.output
+    (home / "policy.toml").write_text("max_message_bytes = 1000")
+    held = CliRunner().invoke(complete(), words)
+    assert "It would not leave: its reply has" in held.output.replace("\n", " ")
+    assert not (home / "sent.jsonl").exists()
+    (home / "policy.toml").write_text("methods = ['feddb']")
+    refused = CliRunner().invoke(complete(), words)
+    assert "does not allow the method fedavg" in str(refused.exception)

@@ -32,7 +32,7 @@ from tacit.core.settings import Experiment
 from tacit.core.text import safe
 from tacit.methods import known_methods
 from tacit.sites.accept import Refusal
-from tacit.sites.trail import Counts, names_in
+from tacit.sites.trail import PLAIN, REPLIES, Counts, names_in
 
 FILE = "policy.toml"
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=100)], ...], Field(strict=False)]
@@ -157,15 +157,18 @@ def _check_privacy(policy: Policy, experiment: Experiment) -> None:
 
 def privacy_of(experiment: Experiment) -> tuple[bool, float]:
     """Whether an experiment has differential privacy, and the ε at which it ends (0: none is set)."""
-    privacy = getattr(experiment, "privacy", None)
-    if privacy is None or not (privacy.noise > 0 and privacy.clip > 0):
-        return False, 0.0
-    return True, float(privacy.epsilon or 0)
+    clip, noise, epsilon = (_privacy(experiment, key) or 0.0 for key in ("clip", "noise", "epsilon"))
+    return (True, float(epsilon)) if clip > 0 and noise > 0 else (False, 0.0)
 
 
 def is_secure(experiment: Experiment) -> bool:
     """Whether the server of an experiment learns sums only."""
-    return bool(getattr(getattr(experiment, "secure", None), "on", False))
+    return bool(_privacy(experiment, "secure_aggregation"))
+
+
+def _privacy(experiment: Experiment, key: str) -> Any:
+    """A setting of [privacy]; None in a tacit that has no such section or key."""
+    return getattr(getattr(experiment, "privacy", None), key, None)
 
 
 def check_images(policy: Policy, images: int) -> None:
@@ -180,7 +183,7 @@ def check_counts(policy: Policy, so_far: Counts, jobs: int, kind: str, new_round
         raise Refusal(f"its policy allows {policy.max_jobs} jobs, and they are used up (max_jobs)")
     if policy.max_job_bytes is not None and so_far.bytes >= policy.max_job_bytes:
         raise Refusal(f"it sent the {size_text(policy.max_job_bytes)} that its policy allows for a job (max_job_bytes)")
-    if kind != "train":
+    if kind not in REPLIES:
         return
     if policy.max_replies is not None and so_far.replies >= policy.max_replies:
         raise Refusal(f"it gave the {policy.max_replies} replies that its policy allows for a job (max_replies)")
@@ -192,9 +195,12 @@ def check_counts(policy: Policy, so_far: Counts, jobs: int, kind: str, new_round
 
 
 def check_message(policy: Policy, told: Entry, size: int, so_far: Counts) -> None:
-    """Refuse to let a message go that holds what may not leave, or too much of it."""
+    """Refuse to let a message go that holds what may not leave, or too much of it.
+
+    Under secure aggregation a reply is one masked vector: there the names that the method declares are all that counts.
+    """
     for rule, allowed, there in (
-        ("names", policy.names, names_in(told)),
+        ("names", policy.names if told["kind"] in PLAIN else None, names_in(told)),
         ("metrics", policy.metrics, list(told.get("metrics", ()))),
     ):
         wrong = [name for name in there if allowed is not None and name not in allowed]

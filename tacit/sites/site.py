@@ -127,7 +127,7 @@ class Site:
         asked: Entry = {"run": "", "job": "", "asked": told["kind"] if told["kind"] == "who" else ""}
         if request is not None:
             asked = {"run": request.run, "job": job_of(request), "asked": request.kind}
-            if request.kind == "train":
+            if request.stage:
                 asked |= {"stage": request.stage, "round": request.round, "wave": request.wave}
         try:
             self.trail.append(message, {**asked, **told})

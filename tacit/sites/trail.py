@@ -27,6 +27,8 @@ from tacit.sites.wire import Response, unpack
 
 FILE, HEAD = "sent.jsonl", "sent.head"
 TALK = ("who", "hello", "refused", "waiting")  # messages that hold nothing that was learned
+REPLIES = ("train", "masked")  # what was learned in a round, in the clear or under the masks of secure aggregation
+PLAIN = ("train", "judge")  # messages in which everything has its name
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ def contribution(entry: Entry) -> Counts:
     """What a line counts for."""
     if entry.get("kind", "who") in TALK:
         return Counts()
-    round_begins = entry["kind"] == "train" and not entry.get("wave")
-    return Counts(int(entry["kind"] == "train"), int(round_begins), int(entry["bytes"]))
+    reply = entry["kind"] in REPLIES
+    return Counts(int(reply), int(reply and not entry.get("wave")), int(entry["bytes"]))
 
 
 def counted(entries: Iterable[Entry]) -> dict[str, Counts]:
