@@ -43,4 +43,4 @@ def audit(
         console.print(noted(remark))
     write_atomically(run / FILE, audit_text(found).encode())
     card_again(folder, plan, found)
-    console.print(f"Written to {safe_lines(run / FILE)}, and into the model card. More: docs/privacy-audit.md")
+    console.print(f"Written to {safe_lines(run / FILE)}, and into the model card. More: docs/audit.md")
