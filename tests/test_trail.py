@@ -247,3 +247,9 @@ def test_the_command_shows_and_verifies(parties: Path, tmp_path: Path, monkeypat
     assert code == 1
     assert "before line 2 something was removed: the message number 2" in shown.replace("\n", " ")
     assert log()[0] == 0  # what is there is still shown
+    put(home, [*lines_of(home), '{"send": 5, "round": "x", "stage": "main", "chain": "0"}\n', "[]\n"])
+    code, shown = log()
+    assert (code, "3 messages" in shown) == (0, True), shown
+    assert tacit.invoke(complete(), ["site", "status", "--home", str(home)]).exit_code == 0
+    assert tacit.invoke(complete(), ["site", "jobs", "--home", str(home)]).exit_code == 0
+    assert log("--verify")[0] == 1

@@ -31,7 +31,7 @@ def show_log(
     home: Home = SITE,
 ) -> None:
     """Every message that left this site: when, for what, what was in it, bytes, digest."""
-    from tacit.sites.trail import FILE, head_of, problems, read_trail
+    from tacit.sites.trail import FILE, head_of, problems, read_trail, size_of
 
     folder = _site_folder(home)
     if head and not verify:
@@ -50,28 +50,28 @@ def show_log(
         table.add_row(*_row(entry))
     console().print(table if entries else "No message has left" + (f" for the run {safe(run)}." if run else "."))
     if entries:
-        total = size_text(sum(entry["bytes"] for entry in entries))
+        total = size_text(sum(size_of(entry) for entry in entries))
         console().print(
             f"{len(entries)} messages, {total}. Are the lines as they were written? tacit site log --verify"
         )
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
-    from tacit.sites.trail import names_in, place_of
+    from tacit.sites.trail import keys_of, names_in, place_of, size_of
 
-    held = [*names_in(entry), *(["examples"] if "examples" in entry else []), *entry.get("metrics", ())]
+    held = [*names_in(entry), *(["examples"] if "examples" in entry else []), *keys_of(entry, "metrics")]
     if "images" in entry:
         held = ["labels: yes or no", "number of images"]
     words = (
         str(entry.get("number", "–")),
-        entry["time"],
-        entry.get("run", "")[:8],
-        entry.get("job", "")[:8],
-        entry.get("kind", "train"),
+        str(entry.get("time", "")),
+        str(entry.get("run", ""))[:8],
+        str(entry.get("job", ""))[:8],
+        str(entry.get("kind", "train")),
         place_of(entry),
-        entry.get("why", "") or ", ".join(held) or "its name",
-        f"{entry['bytes']:,}",
-        entry.get("sha256", "")[:12],
+        str(entry.get("why", "")) or ", ".join(held) or "its name",
+        f"{size_of(entry):,}",
+        str(entry.get("sha256", ""))[:12],
     )
     return [safe(word, 200) for word in words]
 

@@ -32,7 +32,7 @@ from tacit.core.settings import Experiment
 from tacit.core.text import safe
 from tacit.methods import known_methods
 from tacit.sites.accept import Refusal
-from tacit.sites.trail import PLAIN, REPLIES, Counts, names_in
+from tacit.sites.trail import PLAIN, REPLIES, Counts, keys_of, names_in
 
 FILE = "policy.toml"
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=100)], ...], Field(strict=False)]
@@ -201,7 +201,7 @@ def check_message(policy: Policy, told: Entry, size: int, so_far: Counts) -> Non
     """
     for rule, allowed, there in (
         ("names", policy.names if told["kind"] in PLAIN else None, names_in(told)),
-        ("metrics", policy.metrics, list(told.get("metrics", ()))),
+        ("metrics", policy.metrics, keys_of(told, "metrics")),
     ):
         wrong = [name for name in there if allowed is not None and name not in allowed]
         if wrong:

@@ -13,7 +13,7 @@ from tacit.sites.approval import Approval
 from tacit.sites.home import ServerHome, SiteHome
 from tacit.sites.jobs import JobLog
 from tacit.sites.keeper import is_listening
-from tacit.sites.trail import TALK, place_of, read_trail
+from tacit.sites.trail import TALK, place_of, read_trail, size_of
 
 
 def tell_server(home: ServerHome, screen: SafeConsole) -> None:
@@ -56,10 +56,11 @@ def tell_site(home: SiteHome, screen: SafeConsole) -> None:
         size = sum(path.stat().st_size for path in run.rglob("*.safetensors"))
         screen.print(f"kept for run {run.name}: {size_text(size)}")
     entries = [entry for entry in read_trail(home.folder) if entry.get("kind", "train") not in TALK]
-    total = size_text(sum(entry["bytes"] for entry in entries))
+    total = size_text(sum(size_of(entry) for entry in entries))
     screen.print(f"{len(entries)} replies sent so far, {total}; `tacit site log` lists every message")
     for entry in entries[-5:]:
-        screen.print(f"  {entry['time']}  run {entry['run']}: {place_of(entry)}, {size_text(entry['bytes'])}")
+        when, run = entry.get("time", ""), entry.get("run", "")
+        screen.print(f"  {when}  run {run}: {place_of(entry)}, {size_text(size_of(entry))}")
     if waiting := [job for job in Approval(home.folder).all() if job.state == "waiting"]:
         screen.print(f"{len(waiting)} jobs wait for a yes: `tacit site jobs` shows them")
 

@@ -73,8 +73,14 @@ def names_in(entry: Entry) -> list[str]:
     >>> names_in({"send": {"model/fc.weight": [2], "model/fc.bias": [2], "counts": [10]}, "numbers": {"share": 0.5}})
     ['model', 'counts', 'share']
     """
-    full = [*entry.get("send", ()), *entry.get("numbers", ())]
+    full = [*keys_of(entry, "send"), *keys_of(entry, "numbers")]
     return list(dict.fromkeys(name.partition("/")[0] for name in full))
+
+
+def keys_of(entry: Entry, part: str) -> list[str]:
+    """The names in a part of a line; none where a line that somebody wrote has something else there."""
+    found = entry.get(part)
+    return list(found) if isinstance(found, dict) else []
 
 
 def place_of(entry: Entry) -> str:
@@ -83,7 +89,15 @@ def place_of(entry: Entry) -> str:
     >>> place_of({"asked": "train", "stage": "main", "round": 3}), place_of({"asked": "hello"})
     ('main round 4', 'hello')
     """
-    return f"{entry['stage']} round {entry['round'] + 1}" if entry.get("stage") else str(entry.get("asked", ""))
+    if entry.get("stage") and isinstance(entry.get("round"), int):
+        return f"{entry['stage']} round {entry['round'] + 1}"
+    return str(entry.get("asked", ""))
+
+
+def size_of(entry: Entry) -> int:
+    """How many bytes a message had; 0 where a line that somebody wrote does not tell."""
+    size = entry.get("bytes")
+    return size if isinstance(size, int) else 0
 
 
 def contribution(entry: Entry) -> Counts:
@@ -91,7 +105,7 @@ def contribution(entry: Entry) -> Counts:
     if entry.get("kind", "who") in TALK:
         return Counts()
     reply = entry["kind"] in REPLIES
-    return Counts(int(reply), int(reply and not entry.get("wave")), int(entry["bytes"]))
+    return Counts(int(reply), int(reply and not entry.get("wave")), size_of(entry))
 
 
 def counted(entries: Iterable[Entry]) -> dict[str, Counts]:
