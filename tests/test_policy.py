@@ -259,7 +259,7 @@ def test_a_new_job_waits_is_shown_once_and_goes_on_after_a_yes(parties: Path, tm
         assert ask(parties, site, kind).kind == "waiting"
     (job,) = shown
     assert "waits: " in said[0]
-    assert f"Job {job.job}: fedavg" in job.text
+    assert f"Job {job.short}: fedavg" in job.text
     assert "stage main, up to 2 rounds: in each leave model (" in job.text
     assert not any("send" in entry for entry in read_trail(tmp_path / "site-0"))  # nothing that was learned
     Approval(tmp_path / "site-0").decide(job.job[:6], "allowed")
@@ -268,6 +268,13 @@ def test_a_new_job_waits_is_shown_once_and_goes_on_after_a_yes(parties: Path, tm
     assert ask(parties, again, "train", run="another").kind == "train"  # a restart does not ask again
     Approval(tmp_path / "site-0").decide(job.job, "denied")
     assert "denied this job" in ask(parties, again, "train").why
+
+
+def test_who_begins_to_ask_is_asked_about_jobs_that_are_under_way(parties: Path, tmp_path: Path) -> None:
+    assert ask(parties, make_site(parties, tmp_path)[0], "train").kind == "train"
+    assert [job.state for job in Approval(tmp_path / "site-0").all()] == ["not asked"]
+    assert ask(parties, make_site(parties, tmp_path, ask=True)[0], "train").kind == "waiting"
+    assert [job.state for job in Approval(tmp_path / "site-0").all()] == ["waiting"]
 
 
 def test_another_setting_is_another_job(parties: Path, tmp_path: Path) -> None:
@@ -332,7 +339,7 @@ def test_the_commands_list_and_decide(parties: Path, tmp_path: Path, monkeypatch
     ask(parties, site)
     (job,) = Approval(home).all()
     shown = tacit("jobs")
-    assert job.job in shown
+    assert job.short in shown
     assert "waiting" in shown
     assert "in each leave model (" in shown
     assert "1 jobs wait for a yes" in tacit("status")
@@ -374,7 +381,7 @@ def test_the_question_is_asked_beside_the_work(
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     ask(parties, site)
     (job,) = Approval(home).all()
-    assert f"tacit site allow {job.job}" in capsys.readouterr().out.replace("\n", " ")
+    assert f"tacit site allow {job.short}" in capsys.readouterr().out.replace("\n", " ")
     assert asked.empty()
     monkeypatch.setattr(sys, "stdin", Terminal())
     ask(parties, site, seed=1)

@@ -86,12 +86,12 @@ def show_jobs(home: Home = SITE) -> None:
     table = Table("job", "state", "since", "method", "rounds", "replies sent", "bytes sent")
     for job in jobs:
         counts = sent.get(job.job, Counts())
-        words = (job.job, job.state, job.time, job.method, job.rounds, f"{counts.replies:,}", size_text(counts.bytes))
+        words = (job.short, job.state, job.time, job.method, job.rounds, f"{counts.replies:,}", size_text(counts.bytes))
         table.add_row(*(safe(word, 100) for word in words))
     console().print(table if jobs else "No server has asked this site for anything yet.")
     for job in jobs:
         if job.state == "waiting":
-            console().print(f"\n{job.text}\nTo decide: {_how(job.job, home)}")
+            console().print(f"\n{job.text}\nTo decide: {_how(job.short, home)}")
 
 
 def allow(job: JobName, home: Home = SITE) -> None:
@@ -108,7 +108,7 @@ def _decide(job: str, state: Any, home: Path) -> None:
     from tacit.sites.approval import Approval
 
     decided = Approval(_site_folder(home)).decide(job, state)
-    console().print(f"Job {decided.job} ({safe(decided.method)}, {decided.rounds} rounds) is {decided.state}.")
+    console().print(f"Job {decided.short} ({safe(decided.method)}, {decided.rounds} rounds) is {decided.state}.")
 
 
 def _site_folder(home: Path) -> Path:
@@ -130,7 +130,7 @@ def asker(home: Path) -> Callable[[Any], None]:
 
     def ask(job: Any) -> None:
         if not sys.stdin.isatty():
-            console().print(f"\n{job.text}\nIt waits; the server asks again. To decide: {_how(job.job, home)}")
+            console().print(f"\n{job.text}\nIt waits; the server asks again. To decide: {_how(job.short, home)}")
             return
         questions.put(job)
         if not started.is_set():
@@ -151,7 +151,7 @@ def _read_answers(questions: "queue.Queue[Any]", home: Path) -> None:
 
 def ask_on_terminal(job: Any, home: Path) -> None:
     """Show a job and take down what is typed; where nobody types any more, it goes on waiting."""
-    console().print(f"\n{job.text}\nTake part in it? Write yes or no (or elsewhere: {_how(job.job, home)}):")
+    console().print(f"\n{job.text}\nTake part in it? Write yes or no (or elsewhere: {_how(job.short, home)}):")
     for line in iter(sys.stdin.readline, ""):
         word = line.strip().lower()
         if word in ("yes", "y", "no", "n"):

@@ -27,6 +27,7 @@ from tacit.sites.wire import Request
 
 FOLDER = "jobs"
 MOST = 10_000  # jobs: a server can think of any number of them
+SHOWN = 12  # letters of a job's name that people are shown
 SHORTEST = 4  # letters of a job's name that are enough, if they are of one only
 State = Literal["waiting", "allowed", "denied", "not asked"]
 
@@ -47,12 +48,20 @@ class SiteJob:
     rounds: int
     text: str  # what would leave, for people
 
+    @property
+    def short(self) -> str:
+        """The beginning of its name: enough for people."""
+        return self.job[:SHOWN]
+
 
 def job_of(request: Request) -> str:
     """A job's name: the digest of what is to be done, by whatever name the run goes. So neither a restart nor another
-    run of the same experiment is a new job, and what was contributed to it is counted together."""
+    run of the same experiment is a new job, and what was contributed to it is counted together.
+
+    The whole digest: of a short one a server could find two experiments, and get a yes to the harmless one.
+    """
     same = {"experiment", "method_sha256", "frozen_sha256", "facts"}
-    return digest(json.dumps(request.model_dump(include=same)).encode())[:16]
+    return digest(json.dumps(request.model_dump(include=same)).encode())
 
 
 class Approval:
@@ -87,7 +96,7 @@ class Approval:
         known = self.all()
         fitting = [job for job in known if len(word) >= SHORTEST and job.job.startswith(word)]
         if len(fitting) != 1:
-            there = ", ".join(job.job for job in known) or "none"
+            there = ", ".join(job.short for job in known) or "none"
             raise TacitError(
                 f"'{safe(word, 40)}' is no job of this site, or the beginning of several. Give a job's name, or its "
                 f"first letters ({SHORTEST} at least). There is: {there}."
@@ -100,9 +109,9 @@ class Approval:
 def permission(found: SiteJob, ask: bool) -> None:
     """Refuse what was denied and, where people want to be asked, what they have not said yes to."""
     if found.state == "denied":
-        raise Refusal(f"its people denied this job ({found.job})")
+        raise Refusal(f"its people denied this job ({found.short})")
     if ask and found.state != "allowed":
-        raise Waiting(f"its people have not said yes to this job ({found.job}) yet")
+        raise Waiting(f"its people have not said yes to this job ({found.short}) yet")
 
 
 # --- What people are shown -------------------------------------------------------------------------------------
@@ -130,7 +139,7 @@ def describe_job(job: str, experiment: Experiment, stages: tuple[Stage, ...], se
     train = experiment.train
     return "\n".join(
         [
-            f"Job {job}: {safe(method['name'], 60)} ({safe(options, 600) or 'no options'})",
+            f"Job {job[:SHOWN]}: {safe(method['name'], 60)} ({safe(options, 600) or 'no options'})",
             f"  labels at: {experiment.data.placement}; classes: {len(setup.classes)}; net: {experiment.net.name}; "
             f"{train.epochs} epochs a round; seed {experiment.seed}",
             f"  differential privacy: {'yes,' + budget if on else 'no'}; secure aggregation: "

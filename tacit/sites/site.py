@@ -225,6 +225,9 @@ class Site:
             setup = site_setup(experiment, Facts(**request.facts.model_dump()), request.clients, ())
             found = new_job(request, experiment, stages_of(experiment, method), setup, self.settings.ask)
             self.approval.note(found)
+        elif self.settings.ask and found.state == "not asked":  # from a time when nobody wanted to be asked
+            found = dataclasses.replace(found, state="waiting")
+            self.approval.note(found)
         try:
             permission(found, self.settings.ask)
         except Waiting:
