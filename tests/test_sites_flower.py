@@ -181,7 +181,10 @@ def test_three_methods_end_with_the_very_model_of_the_simulation(world: World) -
     assert any(path.name.startswith("local@") for path in kept)  # BSemiFL's memory lies at the site
     assert not (world.folder / "bsemifl" / "kept").exists()
     lines = [json.loads(line) for line in (world.folder / "site-0" / "sent.jsonl").read_text().splitlines()]
-    assert {name.split("/")[0] for line in lines for name in line["send"]} <= {"model", "counts", "app_u"}
+    assert {name.split("/")[0] for line in lines for name in line.get("send", ())} == {"model", "counts", "app_u"}
+    for number in range(3):
+        verified = world.once("site", "log", "--verify", "--home", world.folder / f"site-{number}")
+        assert "is as it was written" in verified
 
 
 def test_strangers_are_refused_and_told_why(world: World) -> None:

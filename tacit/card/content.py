@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tacit.card.audit import given_away
 from tacit.card.document import Bullets, Code, Document, Figure, Heading, Table, Text
 from tacit.card.plot import calibration_plot
 from tacit.card.safeguards import safeguard_sentences, travel_sentence
@@ -16,6 +17,7 @@ from tacit.core.text import markdown
 from tacit.data.groups import NO_GROUPS
 from tacit.data.split import class_table, party_names
 from tacit.evaluation.interval import interval_text
+from tacit.inference.membership import Audit
 from tacit.inference.model import Description
 from tacit.methods import find_method
 from tacit.runs.plan import Plan
@@ -36,6 +38,7 @@ def card(
     records: Sequence[Mapping[str, Any]],
     figures: Mapping[str, Any],
     description: Description,
+    audit: Audit | None = None,
 ) -> Document:
     """The card of a finished run. `figures` is what `tacit.inference.measure.measure` found on the test images."""
     page = Document(f"Model card: {plan.experiment.title or f'{description.method} on {description.data}'}")
@@ -48,6 +51,8 @@ def card(
     _travel(page, plan, records)
     if sentences := safeguard_sentences(plan, summary, records):
         page.add(Heading("How clients and model are protected"), *map(Text, sentences))
+    if audit is not None:
+        page.add(*given_away(audit))
     _limits(page, plan, figures, description)
     _again(page, plan, summary)
     return page

@@ -204,6 +204,7 @@ def top(
 
 def complete() -> typer.Typer:
     """The command line with the commands that live in files of their own."""
+    from tacit.cli.audit import audit
     from tacit.cli.check import check_method_file
     from tacit.cli.compare import compare
     from tacit.cli.data import app as data
@@ -217,6 +218,7 @@ def complete() -> typer.Typer:
         app.add_typer(site, name="site", help="Real sites: each party on its own machine (docs/sites.md).")
         app.command(epilog="Example: `tacit compare cbafed/quick --only cbafed --only lower --seeds 3`")(compare)
         app.command(epilog="Example: `tacit tune photos.toml --minutes 20`")(tune)
+        app.command(epilog="Example: `tacit audit runs/mine-seed0`")(audit)
         app.command("check", epilog="Example: `tacit check ./mine.py --placement server`")(check_method_file)
     return app
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from tacit.cli.options import FromRound, Set, console, layers
+from tacit.cli.site_log import asker
+from tacit.cli.site_log import register as register_log
 from tacit.core.errors import TacitError
 from tacit.core.text import as_word
 from tacit.evaluation.headline import headline
@@ -21,6 +23,9 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, no keys: to 
 DataOf = Annotated[Path, typer.Option("--data", help="this site's own images: a folder, a table or an .npz")]
 Methods = Annotated[list[Path] | None, typer.Option("--method", help="a method file of your own that may be asked for")]
 IgnoreLabels = Annotated[bool, typer.Option("--ignore-labels", help="use this site's images without their labels")]
+PolicyFile = Annotated[
+    Path | None, typer.Option("--policy", help="what this site allows (default: policy.toml in its folder, if there)")
+]
 SERVER, SITE = Path("tacit-server"), Path("tacit-site")
 
 
@@ -118,6 +123,8 @@ def join(
     home: Home = SITE,
     method: Methods = None,
     ignore_labels: IgnoreLabels = False,
+    policy: PolicyFile = None,
+    ask: Annotated[bool, typer.Option("--ask", help="show each new job, and wait for a yes of somebody here")] = False,
 ) -> None:
     """Take part with this site's images. They stay here; what is sent is told line by line."""
     from tacit.sites import keeper
@@ -125,12 +132,16 @@ def join(
 
     found = site_home(home)
     keeper.needs_flower()
-    site = _site(found, data, method, ignore_labels)
+    site = _site(found, data, method, ignore_labels, policy, ask)
+    site.trail.open()  # a list that was tampered with is told now
     _until_stopped(lambda stop: keeper.join(_absolute(found), site.respond, _say, stop))
 
 
-def _site(found: Any, data: Path, method: list[Path] | None, ignore_labels: bool) -> Any:
+def _site(
+    found: Any, data: Path, method: list[Path] | None, ignore_labels: bool, policy: Path | None, ask: bool = False
+) -> Any:
     from tacit.data.party import look
+    from tacit.sites.policy import policy_of
     from tacit.sites.site import Settings, Site
 
     if not data.exists():
@@ -138,7 +149,10 @@ def _site(found: Any, data: Path, method: list[Path] | None, ignore_labels: bool
     if data.suffix.lower() != ".npz":
         look(data)  # what cannot be used says so now, not in the middle of a run
     own = tuple(path.resolve() for path in method or ())
-    return Site(Settings(found.name, data.resolve(), found.folder.resolve(), own, ignore_labels), _say)
+    folder = found.folder.resolve()
+    rules = policy_of(folder, policy, [path.name for path in own])
+    settings = Settings(found.name, data.resolve(), folder, own, ignore_labels, policy=rules, ask=ask)
+    return Site(settings, _say, asker(folder))
 
 
 def _absolute(found: Any) -> Any:
@@ -296,6 +310,7 @@ def preview(
     home: Home = SITE,
     method: Methods = None,
     ignore_labels: IgnoreLabels = False,
+    policy: PolicyFile = None,
 ) -> None:
     """Train one round here and show what would leave this site, in names and bytes. Nothing is sent."""
     from tacit.config.resolve import resolve
@@ -303,7 +318,7 @@ def preview(
     from tacit.sites.preview import preview_site
 
     found = read_home(home)
-    site = _site(found, data, method, ignore_labels)
+    site = _site(found, data, method, ignore_labels, policy)
     preview_site(site, resolve(*layers(recipe, set_)), facts, console())
 
 
@@ -320,3 +335,6 @@ def rehearse(
 
     for folder in write_parties(prepare(resolve(*layers(recipe, set_))), out):
         _say(str(folder))
+
+
+register_log(app)

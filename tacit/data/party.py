@@ -90,6 +90,22 @@ class PartyData:
     def without_labels(self) -> "PartyData":
         return dataclasses.replace(self, labels=np.full(len(self.labels), -1, np.int64))
 
+    def without_small_classes(self, least: int) -> tuple["PartyData", list[int]]:
+        """Without the labelled images of classes that have fewer than so many; and which classes these are.
+
+        >>> party = PartyData(np.zeros((4, 1, 8, 8)), np.array([0, 0, 1, -1]), np.zeros(0), np.zeros(0))
+        >>> kept, small = party.without_small_classes(2)
+        >>> kept.labels.tolist(), small
+        ([0, 0, -1], [1])
+        """
+        counts = np.bincount(self.labels[self.labels >= 0]) if (self.labels >= 0).any() else np.zeros(0, np.int64)
+        small = [int(number) for number in np.flatnonzero((counts > 0) & (counts < least))]
+        if not small:
+            return self, []
+        stay = ~np.isin(self.labels, small)
+        groups = None if self.groups is None else self.groups[stay]
+        return dataclasses.replace(self, images=self.images[stay], labels=self.labels[stay], groups=groups), small
+
 
 def look(path: Path) -> FolderReport:
     """What lies in a party's folder or table; unreadable files and files that are no images are errors."""

@@ -27,6 +27,7 @@ from tacit.engine.secure import Heard, Unseeing, add_up_here, heard_of, most_exa
 from tacit.engine.summary import by_client, by_epoch, cpu_seconds_of, run_summary
 from tacit.engine.validation import refusal_reason
 from tacit.evaluation.scores import score, sum_up, validation_figures
+from tacit.inference.membership import saved_audit
 from tacit.pieces.train import predict
 from tacit.runs.plan import Plan
 from tacit.runs.watchers import Watcher
@@ -84,7 +85,11 @@ class Engine:
         summary |= private_summary(self.plan.experiment.privacy, self.folder.records, self.ended)
         if weights is not None:
             weights = {**self.plan.setup.frozen, **weights}  # a model for others is whole
-        self.folder.finish(weights, summary, handover(self.plan, summary, self.folder.records, probs, self.test_labels))
+        audit = (
+            None if weights is None else saved_audit(self.folder.folder, weights)
+        )  # of the same run, finished before
+        records = self.folder.records
+        self.folder.finish(weights, summary, handover(self.plan, summary, records, probs, self.test_labels, audit))
         return summary
 
     def _run_stage(self, stage: Stage, first: int, past: Mapping[str, Payload]) -> Payload:

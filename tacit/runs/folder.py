@@ -11,6 +11,7 @@ model.safetensors   the model after the last round
 model.json          what one needs to use it: classes, size, normalisation, temperature
 evaluation.json     its figures on the test images: confusions, calibration
 card.md, card.html  the model card, for people
+audit.json          what `tacit audit` found: how well the model's training images can be told from others
 checkpoint/         the server's state after each of the last finished rounds, and of each finished stage
 manifest.jsonl      what was written, with digests: a round is finished when its line is there
 kept/               what clients keep (in a simulation all of them live here)
@@ -23,6 +24,7 @@ import json
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +88,15 @@ class Run:
     def add_to_summary(self, **figures: Any) -> None:
         """Figures that are known only beside other runs, such as the gap closed between two bounds."""
         text = json.dumps({**(self.summary or {}), **figures}, indent=2) + "\n"
-        write_atomically(self.folder / "summary.json", text.encode())
+        self.replace_results({"summary.json": text.encode()})
+
+    def replace_results(self, files: Mapping[str, bytes]) -> None:
+        """Write results of a finished run anew, such as its card; the manifest knows them from then on."""
+        for name, data in files.items():
+            write_atomically(self.folder / name, data)
         written = load_manifest(self.folder)
         if written is not None:
-            written.append({"files": {"summary.json": digest(text.encode())}})
+            written.append({"files": {name: digest(data) for name, data in files.items()}})
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A figure by round as an array: run["accuracy"]; NaN where a round has none."""

@@ -12,17 +12,14 @@ A round is finished when its line is there. Each line ends with a digest of itse
 ("chain"), so that a line that was changed, lost or put in is noticed. A line that was cut off by a kill is none.
 """
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from tacit.core.chain import Entry, chained, link, read_line
 from tacit.core.errors import TacitError
-from tacit.core.files import append, digest, read_bytes, write_atomically
+from tacit.core.files import append, read_bytes, write_atomically
 from tacit.runs.memory import too_many, version_of
 
 NAME = "manifest.jsonl"
-Entry = dict[str, Any]
 
 
 class Manifest:
@@ -35,19 +32,19 @@ class Manifest:
         self.damaged = damaged  # the number of the last line, where that is not as it was written
         self._chain = ""
         for entry in entries:
-            self._chain = _next(self._chain, entry)
+            self._chain = link(self._chain, entry)
 
     def append(self, entry: Entry) -> None:
-        self._chain = _next(self._chain, entry)
+        line, self._chain = chained(self._chain, entry)
         self.entries.append(entry)
-        append(self.path, json.dumps({**entry, "chain": self._chain}) + "\n")
+        append(self.path, line)
 
     def rewrite(self, entries: list[Entry]) -> None:
         """Replace all lines at once."""
         chain, lines = "", []
         for entry in entries:
-            chain = _next(chain, entry)
-            lines.append(json.dumps({**entry, "chain": chain}) + "\n")
+            line, chain = chained(chain, entry)
+            lines.append(line)
         write_atomically(self.path, "".join(lines).encode())
         self.entries, self._chain, self.clean = entries, chain, True
 
@@ -117,10 +114,6 @@ class Manifest:
         return {file: found for names in newest.values() for _, file, found in names.values()}
 
 
-def _next(chain: str, entry: Mapping[str, Any]) -> str:
-    return digest((chain + json.dumps(entry)).encode())
-
-
 def load_manifest(folder: Path) -> Manifest | None:
     """The manifest of a run folder; None where there is none (or nothing in it).
 
@@ -143,18 +136,14 @@ def load_manifest(folder: Path) -> Manifest | None:
                     "then goes on with what is there, unchecked."
                 )
             return Manifest(path, entries, clean=False, damaged=number)
-        chain = _next(chain, entry)
+        chain = link(chain, entry)
         entries.append(entry)
     return Manifest(path, entries, clean=not cut_off) if entries else None
 
 
 def _entry(line: bytes, chain: str, first: bool) -> Entry | None:
     """What a line says; None if it is not as it was written."""
-    try:
-        entry = json.loads(line)
-        stored = entry.pop("chain")
-        if stored != _next(chain, entry) or first != ("begin" in entry):
-            return None
-    except (ValueError, AttributeError, LookupError, TypeError):
+    found = read_line(line)
+    if found is None or found[1] != link(chain, found[0]) or first != ("begin" in found[0]):
         return None
-    return dict(entry)
+    return found[0]

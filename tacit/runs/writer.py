@@ -17,6 +17,7 @@ from safetensors.torch import save as save_weights
 from torch import Tensor
 
 from tacit.core import payload
+from tacit.core.chain import Entry
 from tacit.core.errors import TacitError
 from tacit.core.files import append, digest, read_bytes, remove, sweep
 from tacit.core.payload import Payload, Weights, write_atomically
@@ -36,7 +37,7 @@ from tacit.runs.folder import (
 )
 from tacit.runs.image_grid import sheet
 from tacit.runs.integrity import changed_settings, damage_at, damaged_files, way_back, whole_lines
-from tacit.runs.manifest import Entry, Manifest, load_manifest
+from tacit.runs.manifest import Manifest, load_manifest
 from tacit.runs.memory import ClientMemory, step_of
 
 

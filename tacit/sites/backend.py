@@ -34,6 +34,7 @@ from tacit.version import __version__
 
 ROOM = 1 << 20  # a reply may be this much larger than four times what was sent down
 PING = 30.0  # seconds that a site which was silent has to say its name, before it is asked for work again
+ASK_AGAIN = 5.0  # seconds until a site whose people have not decided is asked again
 LONGEST_FAULT = 400  # characters of what a site says that go into the record
 LEFT_OUT = "left out by the server's operator"
 
@@ -295,8 +296,8 @@ class FlowerBackend:
 def read_reply(response: bytes, task: Task, largest: int) -> Reply:
     """The reply in an envelope from a site, or a TacitError that says why it is none."""
     header, content = unpack(response, Response, largest)
-    if header.kind == "refused":
-        raise TacitError(f"refused: {header.why}")
+    if header.kind in ("refused", "waiting"):
+        raise TacitError(f"{header.kind}: {header.why}")
     if header.kind != "train" or (header.client, header.group) != (task.client, task.group):
         raise TacitError("an answer to another question")
     return Reply(
@@ -315,12 +316,13 @@ def say_hello(
     patience: float,
     wait: float = 0.0,
     done: int = 0,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Federated:
     """Ask every site whether it can take part; the federation with what they said, or all their refusals at once.
 
     A site that is away is asked again for `wait` seconds: a server that was just restarted may believe a site to be
-    there whose connection is only being made anew. `done` is how many rounds are finished. Of a site that is left out,
-    what it said earlier stays as it was.
+    there whose connection is only being made anew. So is one whose people have not said yes yet, which is told. `done`
+    is how many rounds are finished. Of a site that is left out, what it said earlier stays as it was.
     """
     numbers = {name: k for k, name in enumerate(federated.sites) if name not in federated.left_out}
     envelopes = {
@@ -328,12 +330,18 @@ def say_hello(
     }
     end = time.monotonic() + wait
     responses = transport.request(envelopes, patience, lambda name: None)
+    told: set[str] = set()
     while time.monotonic() < end:
         away = [name for name in envelopes if isinstance(responses.get(name, NoResponse("")), NoResponse)]
-        if not away:
+        undecided = [name for name in envelopes if (found := responses.get(name)) and _is_waiting(found)]
+        if not away and not undecided:
             break
-        time.sleep(1.0)
-        responses |= transport.request({name: envelopes[name] for name in away}, patience, lambda name: None)
+        for name in sorted(set(undecided) - told):
+            say(f"{name}: its people are asked whether it may take part")
+        told |= set(undecided)
+        time.sleep(1.0 if away else min(ASK_AGAIN, wait))
+        again = {name: envelopes[name] for name in [*away, *undecided]}
+        responses |= transport.request(again, patience, lambda name: None)
     faults = []
     labeled = set(federated.labeled) - set(numbers.values())
     images = list(federated.images or [0] * len(federated.sites))
@@ -348,6 +356,14 @@ def say_hello(
     if faults:
         raise TacitError("The run did not start, because not every site can take part:\n" + "\n".join(faults))
     return replace(federated, labeled=tuple(sorted(labeled)), images=tuple(images), answered=tuple(answered))
+
+
+def _is_waiting(response: bytes | NoResponse) -> bool:
+    """Whether a site said that its people have not decided yet."""
+    try:
+        return isinstance(response, bytes) and unpack(response, Response, ROOM)[0].kind == "waiting"
+    except TacitError:
+        return False
 
 
 def _hello_in(response: bytes | NoResponse, client: int) -> Response:

@@ -1,7 +1,7 @@
 """The folder of a server or of a site: one file of settings, and the keys that belong there and nowhere else.
 
 server:  server.toml  ca.crt  ca.key  server.crt  server.key  sites/NAME.pub  state.db  jobs/  secret (while it runs)
-site:    site.toml    key  NAME.pub  ca.crt (from the server)  kept/  sent.jsonl
+site:    site.toml    key  NAME.pub  ca.crt (from the server)  kept/  sent.jsonl  sent.head  jobs/  policy.toml (if any)
 """
 
 import datetime

@@ -19,10 +19,12 @@ from tacit.core.settings import Experiment
 from tacit.data.party import Facts, facts_of, read_facts
 from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
-from tacit.sites.accept import method_file
+from tacit.sites.accept import Refusal, method_file
 from tacit.sites.backend import Federated
+from tacit.sites.policy import check_message
 from tacit.sites.safeguards import changes
 from tacit.sites.site import OwnShard, Site, hello_of, sent, site_setup
+from tacit.sites.trail import Counts, contents_of
 from tacit.sites.wire import SharedFacts, pack
 
 
@@ -52,6 +54,8 @@ def preview_site(site: Site, experiment: Experiment, facts_file: Path | None, sc
             screen.print(unseen(stage, reply, experiment))
             continue
         screen.print(f"{len(sent(reply)):,} bytes in all ({size_text(len(sent(reply)))}), names and shapes included.")
+        if held := _held_back(site, sent(reply)):
+            screen.print(f"It would not leave: {held}.")
     if len(own.kept_back):
         screen.print(
             f"Each time the model is evaluated: of {len(own.kept_back)} labelled images that are kept back here, by "
@@ -75,6 +79,15 @@ def unseen(stage: Stage, reply: Reply, experiment: Experiment) -> str:
         f"{', '.join(names)} and the number of examples leave as {numbers:,} whole numbers under masks ({size}), "
         "beside public keys and sealed shares of secrets. The server can open the sum over all sites, and nothing less."
     )
+
+
+def _held_back(site: Site, message: bytes) -> str:
+    """Why this site's policy would not let a message go; '' if it would."""
+    try:
+        check_message(site.settings.policy, contents_of(message), len(message), Counts())
+    except Refusal as refusal:
+        return str(refusal)
+    return ""
 
 
 def _values(tensor: torch.Tensor) -> str:

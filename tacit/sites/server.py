@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def run_job(name: str, grid: Any) -> None:
         job = Job(**{**given, "sites": tuple(given["sites"]), "without": tuple(given.get("without", ()))})
         transport = Grid(grid, job.insecure)
         wait_for(transport, roster_for(job).asked, job.wait, job_log)
-        run_at_sites(job, transport, JobLogWatcher(job_log))
+        run_at_sites(job, transport, JobLogWatcher(job_log), lambda text: job_log.write(say=text))
         job_log.write(done=True)
     except TacitError as error:
         job_log.write(error=str(error))
@@ -171,7 +171,9 @@ def wait_for(grid: Grid, sites: Sequence[str], wait: float, job_log: JobLog) -> 
         time.sleep(0.5)
 
 
-def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
+def run_at_sites(
+    job: Job, transport: Transport, watcher: Watcher, say: Callable[[str], None] = lambda text: None
+) -> Run:
     """The run itself, from the first hello to the last record. Any transport will do."""
     experiment, out = resolve(job.experiment), Path(job.out)
     for_sites_only(experiment)
@@ -196,7 +198,7 @@ def run_at_sites(job: Job, transport: Transport, watcher: Watcher) -> Run:
         patience=job.patience,
         largest_reply=job.largest_reply,
     )
-    federated = say_hello(experiment, federated, transport, min(job.patience, 600.0), job.wait, len(records))
+    federated = say_hello(experiment, federated, transport, min(job.patience, 600.0), job.wait, len(records), say)
     party = server_party(path, facts, experiment.data.groups == "found")
     plan = plan_for(experiment, facts, party, federated, file.load() if file else None)
     plan = replace(plan, warnings=(*plan.warnings, *_other_sizes(roster, federated), *_forgetful(federated, records)))

@@ -3,11 +3,10 @@
 import dataclasses
 import json
 import logging
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from tacit.backends.base import Worker, one_thread
 from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Labeled, RoundInfo, Setup, Shard
 from tacit.core import payload
+from tacit.core.chain import Entry
 from tacit.core.errors import TacitError
 from tacit.core.formatting import size_text
 from tacit.core.machine import pick_device
@@ -32,10 +32,14 @@ from tacit.nets.weights import check_available
 from tacit.pieces.fixed_point import Ring
 from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
+from tacit.sites import policy as rules
 from tacit.sites.accept import Refusal, allowed_methods, experiment_from_wire, find_allowed
+from tacit.sites.approval import Approval, SiteJob, Waiting, job_of, new_job, permission
 from tacit.sites.judges import MOST_COMPARED
 from tacit.sites.ledger import Ledger
 from tacit.sites.masking import Desk, whole_numbers
+from tacit.sites.policy import Policy
+from tacit.sites.trail import TALK, Trail, contents_of
 from tacit.sites.wire import LARGEST_WHY, SECURE, WHO, Request, Response, pack, unpack
 from tacit.version import __version__
 
@@ -72,6 +76,8 @@ class Settings:
     methods: tuple[Path, ...] = ()  # method files that the server may ask for, as they are when the site starts
     ignore_labels: bool = False
     largest: int = 1 << 32  # bytes of one message from the server
+    policy: Policy = dataclasses.field(default_factory=Policy)
+    ask: bool = False  # whether each new job waits for a yes
 
 
 class Work(NamedTuple):
@@ -92,12 +98,24 @@ SAID = {
 
 
 class Site:
-    """Answers messages, one after the other. It imports nothing of Flower."""
+    """Answers messages, one after the other. It imports nothing of Flower.
 
-    def __init__(self, settings: Settings, say: Callable[[str], None] = lambda text: None) -> None:
+    `on_new_job` is told of a job that waits for a yes, once; it must not wait itself.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        say: Callable[[str], None] = lambda text: None,
+        on_new_job: Callable[[SiteJob], None] = lambda job: None,
+    ) -> None:
         self.settings = settings
         self.say = say
+        self.on_new_job = on_new_job
         self.methods = allowed_methods(settings.methods)
+        self.trail = Trail(settings.memory)
+        self.approval = Approval(settings.memory)
+        self._announced: set[str] = set()
         self._parties: dict[Facts, PartyData] = {}
         self._work: dict[str, Work] = {}
         self.desk = Desk()
@@ -105,11 +123,17 @@ class Site:
 
     def respond(self, data: bytes) -> bytes:
         """The envelope that goes back. Whatever goes wrong, the details stay in this site's own log."""
+        request = None
         if data == WHO:
-            return self.settings.name.encode()
+            return self._leave(None, self.settings.name.encode(), "", {"kind": "who"})
         try:
             request, content = unpack(data, Request, self.settings.largest)
             envelope, line = self._answer(request, content)
+            told = contents_of(envelope)
+            self._check_exit(request, told, len(envelope))
+            return self._leave(request, envelope, line, told)
+        except Waiting as waiting:
+            envelope, line = _refused(str(waiting), "waiting"), f"waits: {waiting}"
         except Refusal as refusal:
             envelope, line = _refused(str(refusal)), f"refused: {refusal}"
         except TacitError as error:
@@ -118,8 +142,28 @@ class Site:
             log.error("The work failed.\n%s", safe_lines(traceback.format_exc(), 20_000))
             envelope = _refused(f"its work failed ({type(error).__name__}); its own log says where")
             line = f"failed: {type(error).__name__}: {error}"
-        self._log(line)
-        return envelope
+        return self._leave(request, envelope, line, contents_of(envelope))
+
+    def _leave(self, request: Request | None, message: bytes, line: str, told: Entry) -> bytes:
+        """The message, once it is written down in the audit trail; without that, only that it could not be."""
+        asked: Entry = {"run": "", "job": "", "asked": told["kind"] if told["kind"] == "who" else ""}
+        if request is not None:
+            asked = {"run": request.run, "job": job_of(request), "asked": request.kind}
+            if request.stage:
+                asked |= {"stage": request.stage, "round": request.round, "wave": request.wave}
+        try:
+            self.trail.append(message, {**asked, **told})
+        except TacitError as error:
+            self._log(f"nothing was sent: {error}")
+            return _refused("it could not write down what would leave it, so nothing does; its own log says why")
+        if line:
+            self._log(line)
+        return message
+
+    def _check_exit(self, request: Request, told: Entry, size: int) -> None:
+        """What the policy says about a message that is about to leave."""
+        if told["kind"] not in TALK:
+            rules.check_message(self.settings.policy, told, size, self.trail.counts(job_of(request)))
 
     def _log(self, line: str) -> None:
         """A line for the people here, with words from elsewhere in it. A terminal that is gone is no reason to stop."""
@@ -129,6 +173,7 @@ class Site:
             log.warning("A line could not be shown.")
 
     def _answer(self, request: Request, content: bytes) -> tuple[bytes, str]:
+        self._permit(request)
         if request.kind == "hello":
             return self._hello(request)
         if request.kind in SECURE:
@@ -152,7 +197,6 @@ class Site:
         task = Task(request.client, payload.from_bytes(content, Limits(total=self.settings.largest)), request.group)
         reply = self._reply(request, task)
         data = sent(reply)
-        self._note(request, reply, len(data))
         names = ", ".join(f"{name} {size}" for name, size in content_of(reply).items())
         return data, f"{_moment(request)}: sent {names} ({size_text(len(data))} in all)"
 
@@ -170,7 +214,6 @@ class Site:
         given = payload.from_bytes(content, Limits(total=self.settings.largest))
         reply = Reply(send=self.desk.answer(request, given, work.privacy, numbers), examples=0, client=request.client)
         data = sent(reply, request.kind)
-        self._note(request, reply, len(data))
         return data, f"{_moment(request)}: sent {SAID[request.kind]} ({size_text(len(data))})"
 
     def _stage(self, request: Request) -> Stage:
@@ -200,7 +243,6 @@ class Site:
         kept = worker.validate(model, [request.client])
         reply = Reply(send={"tally": kept}, examples=float(kept[0].sum()), client=request.client)
         data = sent(reply, "judge")
-        self._note(request, reply, len(data))
         return data, f"judged the model by {kept[0].sum():g} images, sent how many of each class it named rightly"
 
     def _compare(self, request: Request, content: bytes) -> tuple[bytes, str]:
@@ -212,25 +254,7 @@ class Site:
         found = worker.compare([payload.weights_in(given, name) for name in sorted(given)], [request.client])
         reply = Reply(send={"patterns": found}, examples=float(found.sum()), client=request.client)
         data = sent(reply, "compare")
-        self._note(request, reply, len(data))
         return data, f"compared {len(given)} models by {found.sum():g} images, sent on how many which of them is right"
-
-    def _note(self, request: Request, reply: Reply, size: int) -> None:
-        """One line for each answer, for whoever must account for what left this site."""
-        entry = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "run": request.run,
-            "stage": request.stage,
-            "round": request.round,
-            "bytes": size,
-            "send": {name: list(t.shape) for name, t in payload.tensors(reply.send)},
-            "numbers": {n: v for n, v in reply.send.items() if isinstance(v, int | float)},
-            "examples": reply.examples,
-            "metrics": reply.metrics,
-        }
-        self.settings.memory.mkdir(parents=True, exist_ok=True)
-        with (self.settings.memory / "sent.jsonl").open("a") as file:
-            file.write(json.dumps(entry) + "\n")
 
     # --- What it is asked to do, looked at before it is done -----------------------------------------------
 
@@ -244,9 +268,34 @@ class Site:
         experiment, method = experiment_from_wire(
             request.experiment, lambda name: find_allowed(name, request.method_sha256, self.methods)
         )
+        rules.check_job(self.settings.policy, experiment, stages_of(experiment, method))
         shard = self._shard(request, experiment)
+        rules.check_images(self.settings.policy, shard.shard.held)
         _check_frozen(request, experiment)
         return experiment, method, shard
+
+    def _permit(self, request: Request) -> None:
+        """Refuse a job that the people here denied, have not said yes to, or that has had its share."""
+        job = job_of(request)
+        found = self.approval.find(job)
+        if found is None:
+            experiment, method, _ = self._look(request)
+            setup = site_setup(experiment, Facts(**request.facts.model_dump()), request.clients, ())
+            found = new_job(request, experiment, stages_of(experiment, method), setup, self.settings.ask)
+            self.approval.note(found)
+        elif self.settings.ask and found.state == "not asked":  # from a time when nobody wanted to be asked
+            found = dataclasses.replace(found, state="waiting")
+            self.approval.note(found)
+        try:
+            permission(found, self.settings.ask)
+        except Waiting:
+            if job not in self._announced:
+                self._announced.add(job)
+                self.on_new_job(found)
+            raise
+        jobs = len(self.trail.jobs() | {job})
+        so_far = self.trail.counts(job)
+        rules.check_counts(self.settings.policy, so_far, jobs, request.kind, new_round=request.wave == 0)
 
     def _kept(self, request: Request, experiment: Experiment) -> ClientMemory:
         return ClientMemory(self.settings.memory / "kept" / request.run, experiment.keep)
@@ -299,8 +348,17 @@ class Site:
                 raise Refusal(
                     "its data does not fit the federation's classes or images; its own log says why"
                 ) from None
-            self._parties = {facts: party.without_labels() if self.settings.ignore_labels else party}
+            party = party.without_labels() if self.settings.ignore_labels else party
+            self._parties = {facts: self._without_small_classes(party, facts)}
         return self._parties[facts]
+
+    def _without_small_classes(self, party: PartyData, facts: Facts) -> PartyData:
+        """Without the labelled images of classes of which the policy says that they are too few."""
+        kept, small = party.without_small_classes(self.settings.policy.min_images_per_class)
+        if small:
+            names = ", ".join(facts.classes[number] for number in small)
+            self._log(f"left out by the policy (min_images_per_class), with all their labelled images: {names}")
+        return kept
 
     def _worker(self, request: Request) -> "Work":
         about_the_moment = {"kind", "stage", "round", "rounds", "step", "wave", "group"}
@@ -341,8 +399,8 @@ def _device(experiment: Experiment) -> torch.device:
     return pick_device("cpu" if experiment.device == "cpu" else "auto")
 
 
-def _refused(why: str) -> bytes:
-    return pack(Response(kind="refused", why=safe(why, LARGEST_WHY)))
+def _refused(why: str, kind: Literal["refused", "waiting"] = "refused") -> bytes:
+    return pack(Response(kind=kind, why=safe(why, LARGEST_WHY)))
 
 
 def hello_of(shard: Shard, client: int, answered: int = 0) -> Response:

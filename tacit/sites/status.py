@@ -9,9 +9,11 @@ from rich.table import Table
 from tacit.core.console import SafeConsole
 from tacit.core.errors import TacitError
 from tacit.core.formatting import size_text
+from tacit.sites.approval import Approval
 from tacit.sites.home import ServerHome, SiteHome
 from tacit.sites.jobs import JobLog
 from tacit.sites.keeper import is_listening
+from tacit.sites.trail import TALK, place_of, read_trail, size_of
 
 
 def tell_server(home: ServerHome, screen: SafeConsole) -> None:
@@ -53,13 +55,14 @@ def tell_site(home: SiteHome, screen: SafeConsole) -> None:
     for run in sorted((home.folder / "kept").glob("*")):
         size = sum(path.stat().st_size for path in run.rglob("*.safetensors"))
         screen.print(f"kept for run {run.name}: {size_text(size)}")
-    sent = home.folder / "sent.jsonl"
-    entries = [json.loads(line) for line in sent.read_text().splitlines()] if sent.is_file() else []
-    total = size_text(sum(entry["bytes"] for entry in entries))
-    screen.print(f"{len(entries)} replies sent so far, {total}; each is listed in {sent}")
+    entries = [entry for entry in read_trail(home.folder) if entry.get("kind", "train") not in TALK]
+    total = size_text(sum(size_of(entry) for entry in entries))
+    screen.print(f"{len(entries)} replies sent so far, {total}; `tacit site log` lists every message")
     for entry in entries[-5:]:
-        what = f"{entry['stage']} round {entry['round'] + 1}, {size_text(entry['bytes'])}"
-        screen.print(f"  {entry['time']}  run {entry['run']}: {what}")
+        when, run = entry.get("time", ""), entry.get("run", "")
+        screen.print(f"  {when}  run {run}: {place_of(entry)}, {size_text(size_of(entry))}")
+    if waiting := [job for job in Approval(home.folder).all() if job.state == "waiting"]:
+        screen.print(f"{len(waiting)} jobs wait for a yes: `tacit site jobs` shows them")
 
 
 def _when(seconds: float) -> str:

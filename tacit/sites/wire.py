@@ -99,10 +99,10 @@ class Request(Header):
 class Response(Header):
     """What a site says. Beside the payload (`Reply.send`) these few words are all that leaves it."""
 
-    kind: Literal["hello", "train", "judge", "compare", "keys", "shares", "masked", "unmask", "refused"]
+    kind: Literal["hello", "train", "judge", "compare", "keys", "shares", "masked", "unmask", "refused", "waiting"]
     client: Number = 0
     group: Number = 0
-    why: Annotated[str, Field(max_length=LARGEST_WHY)] = ""  # refused
+    why: Annotated[str, Field(max_length=LARGEST_WHY)] = ""  # refused, waiting
     labeled: bool = False  # hello: does this site hold labels?
     images: Number = 0  # hello: how many images it takes part with, labelled and unlabelled
     answered: Number = 0  # hello: how many rounds of this run were done when it answered last
