@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tacit.contract.bank import Banks
 from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.core.payload import Payload, Weights, at_hand, check, nbytes, set_aside
@@ -131,6 +132,7 @@ class Worker:
         self.memory = memory
         self.setup = setup
         self.net_pool = NetPool(setup)
+        self.banks = Banks(setup.features)
 
     def run(self, stage: Stage, round_info: RoundInfo, wave: int, task: Task) -> Outcome:
         memory = self.memory.read(task.client, round_info.step, wave)
@@ -142,7 +144,7 @@ class Worker:
         """One client's round, without its disk: what it answers, and what it wants to keep."""
         started, cpu = time.perf_counter(), time.process_time()
         self.net_pool.clear()
-        shard = self.federation.client_shard(task.client)
+        shard = self.banks.of(task.client, lambda: self.federation.client_shard(task.client))
         me = Client(self.setup, shard, round_info, task.client, task.group, self.net_pool)
         try:
             reply = stage.method.client_train(task, memory, me)
@@ -163,7 +165,8 @@ class Worker:
 
     def predict_test(self, weights: Weights, part: slice) -> Tensor:
         """The probabilities of some of the test images."""
-        return self._predict(weights, self.federation.test().images[part])
+        who = "test", part.start, part.stop
+        return self._predict(weights, self.banks.of_images(who, lambda: self.federation.test().images[part]))
 
     def validate(self, weights: Weights, clients: Iterable[int]) -> Tensor:
         """The sum of the tallies of a model over what these clients keep back. Each predicts its own, so that the
@@ -172,12 +175,14 @@ class Worker:
         for client in clients:
             kept = self.federation.validation(client)
             if len(kept):
-                counts += tally(self._predict(weights, kept.images), kept.labels.cpu(), len(self.setup.classes))
+                shown = self.banks.of_images(("kept back", client), lambda kept=kept: kept.images)  # type: ignore[misc]
+                counts += tally(self._predict(weights, shown), kept.labels.cpu(), len(self.setup.classes))
         return counts
 
-    def _predict(self, weights: Weights, images: Tensor) -> Tensor:
+    def _predict(self, weights: Weights, shown: Shard) -> Tensor:
         self.net_pool.clear()
-        return predict(self.net_pool.take(weights), images, self.setup.views.plain, PREDICT_BATCH).cpu()
+        views = shown.views or self.setup.views
+        return predict(self.net_pool.take(weights), shown.unlabeled, views.plain, PREDICT_BATCH).cpu()
 
 
 def unsendable(method: Method, reply: Reply) -> str:

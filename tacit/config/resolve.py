@@ -118,6 +118,17 @@ def preset_settings(method: type[Method], preset: str) -> dict[str, Any]:
     return below
 
 
+def check_views(experiment: Experiment, method: type[Method]) -> None:
+    """Refuse a bank of features where pixels are needed."""
+    name = experiment.pretrain.method if experiment.pretrain.on else experiment.method["name"]
+    if experiment.pretrain.on or method.needs_pixels:
+        raise TacitError(
+            f"The method '{name}' needs the images themselves (it turns, draws or distorts them in its own way), and "
+            f"net.views = {experiment.net.views} gives it what the frozen part of the net made of them. Write net.views "
+            "= 0, or choose another method."
+        )
+
+
 def check_together(experiment: Experiment, method: type[Method]) -> None:
     """Refuse settings of which each is right, but not together."""
     if experiment.data.placement not in method.placements:
@@ -145,6 +156,8 @@ def check_together(experiment: Experiment, method: type[Method]) -> None:
             f"The method '{experiment.method['name']}' trains all of a net, so net.train = \"{net.train}\" cannot be. "
             'Write net.train = "all", or choose another method.'
         )
+    if net.views:
+        check_views(experiment, method)
     if quorum > asked:
         raise TacitError(
             f"participation.quorum is {quorum}, but only {asked} clients are asked in a round: no round could count. "

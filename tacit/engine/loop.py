@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tacit.backends import Backend, Outcome
+from tacit.contract.bank import Banks
 from tacit.contract.kinds import Registration
 from tacit.contract.method import Reply, Stage, Task
 from tacit.contract.parties import Hub, NetPool, RoundInfo
@@ -49,6 +50,7 @@ class Engine:
         self.server_shard = federation.server_shard()
         self.test_labels = federation.test().labels
         self.net_pool = NetPool(plan.setup)
+        self.banks = Banks(plan.setup.features)
         self.told: set[str] = set()  # stages of which it was told that the server's optimiser does nothing
 
     def run(self) -> dict[str, Any]:
@@ -93,7 +95,8 @@ class Engine:
 
     def _hub(self, round_info: RoundInfo, state: Payload | None = None) -> Hub:
         self.net_pool.clear()
-        return Hub(self.plan.setup, self.server_shard, round_info, self.net_pool, aside.memory_in(state or {}))
+        shard = self.banks.of("server", lambda: self.server_shard)
+        return Hub(self.plan.setup, shard, round_info, self.net_pool, aside.memory_in(state or {}))
 
     def _run_round(self, stage: Stage, round_info: RoundInfo, state: Payload) -> Payload:
         """One round, a straight line: send, train, check, merge, evaluate, record."""
@@ -257,9 +260,11 @@ class Engine:
 
     def _look(self, weights: Weights) -> torch.Tensor:
         """What a model makes of two images of noise: cheap, and NaN if no number comes out at the end."""
-        setup = self.plan.setup
-        shape = (2, setup.channels, setup.size, setup.size)
-        noise = torch.randint(256, shape, dtype=torch.uint8, generator=seeds.generator(setup.seed, "noise"))
+        setup, chance = self.plan.setup, seeds.generator(self.plan.setup.seed, "noise")
+        if setup.net.views:  # of what the frozen part would make of them
+            noise = torch.randn(2, *setup.taken, generator=chance)
+            return predict(self.net_pool.take(weights), noise.to(setup.device), lambda features: features)
+        noise = torch.randint(256, (2, *setup.taken), dtype=torch.uint8, generator=chance)
         return predict(self.net_pool.take(weights), noise.to(setup.device), setup.views.plain)
 
     def _is_evaluated(self, round_info: RoundInfo) -> bool:

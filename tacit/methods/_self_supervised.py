@@ -29,6 +29,8 @@ class SelfSupervised(Method):
     feature_rounds: Annotated[AtLeastOne, Length(), "rounds in which features are learned without labels"] = 100
     head: Annotated[Literal["linear", "finetuned"], "the labels train the head alone, or the whole net"] = "linear"
 
+    needs_pixels: ClassVar = True  # its first stage has views of its own
+
     def features(self) -> Method:
         """The stage that learns features."""
         raise NotImplementedError
