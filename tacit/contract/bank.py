@@ -117,6 +117,7 @@ class Bank:
         self.source = source
         self.images = images
         self.keys = keys_of(images)
+        self.nbytes = images.nbytes  # in memory; what is mapped does not count
         self._rows: dict[ViewKind, Tensor] = {}
 
     def rows(self, kind: ViewKind) -> Tensor:
@@ -124,11 +125,6 @@ class Bank:
         if kind not in self._rows:
             self._rows[kind] = self._mapped(kind)
         return self._rows[kind]
-
-    def nbytes(self) -> int:
-        """What it holds in memory; what is mapped does not count."""
-        made = (rows for rows in self._rows.values() if not isinstance(rows.numpy().base, np.memmap))
-        return self.images.nbytes + sum(rows.nbytes for rows in made)
 
     def _mapped(self, kind: ViewKind) -> Tensor:
         shape = (len(self.keys), self.source.views_of(kind), *self.source.shape)
@@ -140,6 +136,7 @@ class Bank:
         if not len(self.keys) or not has_room(folder, 4 * math.prod(shape)):
             rows = np.empty(shape, np.float32)
             self._fill(rows, kind)
+            self.nbytes += rows.nbytes
             return torch.from_numpy(rows)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_path(path) as new:
@@ -159,8 +156,7 @@ class Bank:
             places.setdefault(key, []).append(place)
         for key, row in known_elsewhere(self.source.folder, kind, set(places), rows.shape[1:]):
             rows[places.pop(key)] = row
-        missing = [key for key in self.keys if key in places]
-        missing = list(dict.fromkeys(missing))
+        missing = list(places)
         images = self.images[torch.tensor([places[key][0] for key in missing], dtype=torch.int64)]
         for part, made in self.source.made_of(kind, images, missing) if missing else ():
             for key, row in zip(missing[part], made.numpy(), strict=True):
@@ -292,7 +288,7 @@ class Banks:
             own = shard()
             self._held[who] = Bank(self.source, torch.cat([own.labeled.images, own.unlabeled])), own
         self._held.move_to_end(who)
-        while len(self._held) > 1 and sum(bank.nbytes() for bank, _ in self._held.values()) > HELD:
+        while len(self._held) > 1 and sum(bank.nbytes for bank, _ in self._held.values()) > HELD:
             self._held.popitem(last=False)
         return banked(*self._held[who])
 

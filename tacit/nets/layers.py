@@ -155,6 +155,14 @@ def group_count(channels: int) -> int:
     return max(groups for groups in range(1, 33) if channels % groups == 0 and groups <= max(1, channels // 2))
 
 
+class GroupNorm(nn.GroupNorm):
+    """As PyTorch's, whose backward pass (2.13, CPU) crashes where channels are last in memory and the input needs no
+    gradient: behind a frozen part."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.requires_grad or not torch.is_grad_enabled() else x.contiguous())
+
+
 class StaticBatchNorm2d(nn.BatchNorm2d):
     """Trains with the batch's statistics and leaves the running ones alone; evaluates with the running ones.
 
@@ -183,7 +191,7 @@ class Layers:
 
     def norm(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> nn.Module:
         if self.norm_kind == "gn":
-            return nn.GroupNorm(group_count(channels), channels)
+            return GroupNorm(group_count(channels), channels)
         if self.activation_kind == "leaky":  # the SSL suites that use it have slow, well-padded running statistics
             eps, momentum = 1e-3, 0.001
         if self.bn == "frozen":
