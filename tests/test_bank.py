@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_sites import Here, at_sites, simulated
+from test_walls import reachable
 
 from runs import TINY, client, digest, hub, same, timeless, world_of
+from tacit.cli.preview import preview
 from tacit.config.resolve import resolve
 from tacit.contract import bank as bank_room
-from tacit.contract.bank import BATCH, Bank, BankViews, Banks, Source, in_batches
+from tacit.contract.bank import BATCH, Bank, Banks, BankViews, Source, in_batches
 from tacit.contract.parties import Client, NetPool, RoundInfo
 from tacit.core.console import SafeConsole
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
-from tacit.cli.preview import preview
 from tacit.engine.run import run_experiment
 from tacit.inference.model import load_model
 from tacit.methods import find_method, known_methods
@@ -26,8 +28,6 @@ from tacit.nets import build
 from tacit.nets.folding import folded
 from tacit.runs.folder import Run
 from tacit.runs.watchers import NullWatcher
-from test_sites import Here, at_sites, simulated
-from test_walls import reachable
 
 SMALL = {"net__name": "cnn-4", "net__norm": "bn", "data__clients": 2, "rounds": 2, "net__views": 2}
 CUTS = [
@@ -268,9 +268,7 @@ def test_tickets_that_a_client_spoils_are_whole_in_its_next_task(place: tuple) -
     assert torch.equal(again.labeled.labels, federation.client_shard(0).labeled.labels)
 
 
-def test_a_process_lets_go_of_banks_that_are_too_large_together(
-    place: tuple, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_lets_go_of_banks_that_are_too_large_together(place: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, federation = place
     monkeypatch.setattr(bank_room, "HELD", 1000)
     banks = Banks(plan.setup.features)

@@ -154,8 +154,8 @@ def bank_needed(plan: Plan) -> str:
     views = len(split.test) + (labeled + unlabeled) * (1 + 2 * setup.net.views)
     return (
         f"The frozen part of the net sees each view once, and what it makes of it, {size_text(one)}, is kept: at most "
-        f"{views:,} views, {size_text(views * one)} (less where a method asks for fewer kinds of views, or an earlier run "
-        "had the same). The time of this first pass is not in what follows."
+        f"{views:,} views, {size_text(views * one)} (less where a method asks for fewer kinds of views, or an earlier "
+        "run had the same). The time of this first pass is not in what follows."
     )
 
 

@@ -124,8 +124,8 @@ def check_views(experiment: Experiment, method: type[Method]) -> None:
     if experiment.pretrain.on or method.needs_pixels:
         raise TacitError(
             f"The method '{name}' needs the images themselves (it turns, draws or distorts them in its own way), and "
-            f"net.views = {experiment.net.views} gives it what the frozen part of the net made of them. Write net.views "
-            "= 0, or choose another method."
+            f"net.views = {experiment.net.views} gives it what the frozen part of the net made of them. Write "
+            "net.views = 0, or choose another method."
         )
 
 
@@ -155,6 +155,12 @@ def check_together(experiment: Experiment, method: type[Method]) -> None:
         raise TacitError(
             f"The method '{experiment.method['name']}' trains all of a net, so net.train = \"{net.train}\" cannot be. "
             'Write net.train = "all", or choose another method.'
+        )
+    if experiment.train.layer_decay != 1 and (not method.trains_parts or experiment.method.get("scaffold")):
+        why = "has control variates for one rate" if method.trains_parts else "trains all of a net alike"
+        raise TacitError(
+            f"The method '{experiment.method['name']}' {why}, so train.layer_decay = {experiment.train.layer_decay} "
+            "cannot be. Write train.layer_decay = 1, or choose another method."
         )
     if net.views:
         check_views(experiment, method)

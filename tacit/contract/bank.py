@@ -1,7 +1,8 @@
 """The bank of features (`net.views`): what the frozen part of a net makes of images, computed once and kept on disk.
 
-Where only the head or the last blocks learn, all that comes before gives the same answer whenever it sees the same view.
-So a party shows it each image once as it is, and so many weak and strong views of it, and trains from what came out.
+Where only the head or the last blocks learn, all that comes before gives the same answer whenever it sees the same
+view. So a party shows it each image once as it is, and so many weak and strong views of it, and trains from what came
+out.
 Methods do not change: what they take for images are tickets (which image, which view of it), `BankViews` turns tickets
 into features where `Views` turns images into pixels, and the net is the part that learns.
 
@@ -32,7 +33,7 @@ from tacit.core.errors import TacitError
 from tacit.core.files import atomic_path, write_atomically
 from tacit.core.machine import cpu_type
 from tacit.core.paths import data_root
-from tacit.views import Views, ViewKind
+from tacit.views import ViewKind, Views
 from tacit.views.augment import choose, draw
 
 KINDS: tuple[ViewKind, ...] = ("plain", "weak", "strong")
@@ -107,11 +108,11 @@ def in_batches(body: Body, views: Tensor) -> Tensor:
 def keys_of(images: Tensor) -> list[bytes]:
     """A digest of each image, by which it is known wherever it lies."""
     rows = images.cpu().numpy()
-    return [hashlib.blake2b(np.ascontiguousarray(row), digest_size=KEY).digest() for row in rows]
+    return [hashlib.blake2b(memoryview(np.ascontiguousarray(row)), digest_size=KEY).digest() for row in rows]
 
 
 class Bank:
-    """The features of one party's images. A kind of view is made when it is first asked for, or mapped from the disk."""
+    """The features of one party's images. A kind of view is made when it is first asked for, or mapped from disk."""
 
     def __init__(self, source: Source, images: Tensor) -> None:
         self.source = source

@@ -95,9 +95,9 @@ class Setup:
             made: Tensor = self.build().to("meta").eval().frozen_part()(torch.empty(1, *shape, device="meta"))
         if made.numel() > MOST_NUMBERS:
             raise TacitError(
-                f"net.views = {self.net.views} would keep {made.numel():,} numbers of every view of an image, more than "
-                f'{MOST_NUMBERS:,}: net.train = "{self.net.train}" leaves too little frozen at {self.size} pixels. Train '
-                "fewer blocks, take smaller images (data.image_size), or write net.views = 0."
+                f"net.views = {self.net.views} would keep {made.numel():,} numbers of every view of an image, more "
+                f'than {MOST_NUMBERS:,}: net.train = "{self.net.train}" leaves too little frozen at {self.size} pixels. '
+                "Train fewer blocks, take smaller images (data.image_size), or write net.views = 0."
             )
         return tuple(made.shape[1:])
 
@@ -238,7 +238,8 @@ class Party:
         """
         settings = self.train
         rate = self.learning_rate if lr is None else lr
-        optimizer = sgd(model, rate, settings.momentum, settings.weight_decay, settings.nesterov)
+        how = settings.momentum, settings.weight_decay, settings.nesterov, settings.layer_decay
+        optimizer = sgd(model, rate, *how)
         give_momentum(model, optimizer, momentum or {})
         if settings.schedule_by == "step":
             optimizer.pace = self._pace(rate)

@@ -161,8 +161,8 @@ class Net(Section):
     def _views_of_what_is_frozen(self) -> "Net":
         if self.views and self.train == "all":
             raise ValueError(
-                f"views = {self.views} keeps what the frozen part of a net makes of images, but nothing is frozen: write "
-                'train = "head" or train = "last-3" beside it, or views = 0'
+                f"views = {self.views} keeps what the frozen part of a net makes of images, but nothing is frozen: "
+                'write train = "head" or train = "last-3" beside it, or views = 0'
             )
         if self.views and self.norm == "bn" and self.bn == "batch":
             raise ValueError(

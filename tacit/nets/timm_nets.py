@@ -98,7 +98,8 @@ class TimmNet(Net):
 
     def parts(self) -> list[Callable[[Tensor], Tensor]]:
         raise TacitError(
-            'A model of timm cannot be cut between its blocks: with net.views write net.train = "head", or net.views = 0.'
+            "A model of timm cannot be cut between its blocks: with net.views write net.train = 'head', or net.views = "
+            "0."
         )
 
     def features(self, x: Tensor) -> Tensor:

@@ -186,7 +186,9 @@ class FlowerBackend:
         classes = len(self.setup.classes)
         counts = torch.zeros(3, classes, dtype=torch.float64)
         if self.kept_back is not None and len(self.kept_back):
-            counts += tally(self._predict(weights, "kept back", self.kept_back.images), self.kept_back.labels.cpu(), classes)
+            counts += tally(
+                self._predict(weights, "kept back", self.kept_back.images), self.kept_back.labels.cpu(), classes
+            )
         names = {self.federated.sites[client]: client for client in self.federated.labeled}
         self._listen(set(names))
         content = payload.to_bytes({"model": weights})
