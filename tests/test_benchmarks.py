@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import buffers, clients, engine, inference, reference, round, simulation, timing, views, workers
+from benchmarks import buffers, clients, engine, head, inference, reference, round, simulation, timing, views, workers
 from benchmarks.timing import Row, Spent
 from tacit.config.resolve import resolve
 from tacit.data.federation import Federation
@@ -136,6 +136,15 @@ def test_backends_against_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "alone", here)
     rows = sane(simulation.measure(["local"], {**NARROW, "data.test_subset": 20, "rounds": 2}, times=1))
     assert rows["local and pool: the same model"].reached is True
+
+
+def test_the_head_against_the_whole_net() -> None:
+    small = {**NARROW, "data.image_size": 0, "data.labels": 20, "net.norm": "bn", "data.test_subset": 10}
+    rows = sane(head.measure({"FixMatch": head.METHODS["FixMatch"]}, small, times=1))
+    assert list(rows) == [
+        "FixMatch: round of all of lite0 / of its head",
+        "FixMatch: first round of the head, with the bank / round of all of lite0",
+    ]
 
 
 def test_rows_say_whether_the_goal_is_reached() -> None:

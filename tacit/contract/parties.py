@@ -96,8 +96,8 @@ class Setup:
         if made.numel() > MOST_NUMBERS:
             raise TacitError(
                 f"net.views = {self.net.views} would keep {made.numel():,} numbers of every view of an image, more "
-                f'than {MOST_NUMBERS:,}: net.train = "{self.net.train}" leaves too little frozen at {self.size} pixels. '
-                "Train fewer blocks, take smaller images (data.image_size), or write net.views = 0."
+                f'than {MOST_NUMBERS:,}: net.train = "{self.net.train}" leaves too little frozen at {self.size} '
+                "pixels. Train fewer blocks, take smaller images (data.image_size), or write net.views = 0."
             )
         return tuple(made.shape[1:])
 
