@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tacit.backends.parts import shard_in_turn
 from tacit.contract.bank import Banks
 from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Labeled, NetPool, RoundInfo, Setup, Shard
@@ -145,13 +146,17 @@ class Worker:
         started, cpu = time.perf_counter(), time.process_time()
         self.net_pool.clear()
         shard = self.banks.of(task.client, lambda: self.federation.client_shard(task.client))
+        truth = self.federation.truth(task.client)
+        if self.setup.train.parts > 1:
+            shard, which = shard_in_turn(shard, self.setup.train.parts, round_info, self.setup.seed, task.client)
+            truth = truth[which]
         me = Client(self.setup, shard, round_info, task.client, task.group, self.net_pool)
         try:
             reply = stage.method.client_train(task, memory, me)
             if not isinstance(reply, Reply):
                 raise TypeError(f"client_train returned a {type(reply).__name__}, not a Reply")
             check(reply.keep)
-            counts = audit(me.labelling, self.federation.truth(task.client), me.classes)
+            counts = audit(me.labelling, truth, me.classes)
         except Exception as error:
             error.add_note(
                 f"while client {task.client} trained in round {round_info.round} of stage '{round_info.stage}'"

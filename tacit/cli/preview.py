@@ -196,7 +196,7 @@ def round_seconds(plan: Plan, effort: tuple[int, int], tasks: int, training: flo
     labeled = sum(len(part.labeled) for part in plan.split.clients)
     unlabeled = sum(len(part.unlabeled) for part in plan.split.clients)
     passes = (labeled * on_labels + unlabeled * on_the_rest) * training + (unlabeled * inference if on_the_rest else 0)
-    clients = passes * tasks / plan.setup.clients
+    clients = passes / train.parts * tasks / plan.setup.clients
     server = len(plan.split.server) * (train.server_epochs or train.epochs) * training
     tests = len(plan.split.test) * inference / plan.experiment.evaluate_every
     return (clients + tests) / workers + server

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,11 +168,15 @@ def budget_of(experiment: Experiment) -> Budget:
     stages, train = stages_of(experiment), experiment.train
     efforts = [(stage.rounds, *(stage.method.estimated_passes(train.epochs) or (0, 0))) for stage in stages]
     rounds = sum(stage.rounds for stage in stages)
+
+    def passes(each: Iterable[int]) -> int:
+        return math.ceil(sum(each) / train.parts)
+
     return Budget(
         rounds=rounds,
         clients=experiment.participation.count(experiment.data.clients),
-        on_labels=sum(count * labeled for count, labeled, _ in efforts),
-        on_the_rest=sum(count * rest for count, _, rest in efforts),
+        on_labels=passes(count * labeled for count, labeled, _ in efforts),
+        on_the_rest=passes(count * rest for count, _, rest in efforts),
         at_server=rounds * (train.server_epochs or train.epochs) if experiment.data.placement == "server" else 0,
     )
 

@@ -39,16 +39,21 @@ FEWEST, MOST = 4, 64  # candidates
 # What is tried: one of each. `constant` is with an average of the answers, which does what a falling rate does.
 RATES = (0.02, 0.05, 0.1, 0.2)
 BATCHES = (16, 32, 64)
-EPOCHS = (1, 2, 5)  # local epochs a round; rounds follow, for passes stay
+# Local epochs a round, or a part of one: rounds follow, for passes stay.
+MEETINGS: tuple[Settings, ...] = (
+    {"train.epochs": 1, "train.parts": 4},
+    {"train.epochs": 1, "train.parts": 1},
+    {"train.epochs": 3, "train.parts": 1},
+)
 SCHEDULES: tuple[Settings, ...] = (
-    {"train.schedule": "linear", "train.end": 0.02, "server.answer": "last"},
+    {"train.schedule": "linear", "train.end": 0.02, "train.hold": 0.4, "server.answer": "last"},
     {"train.schedule": "cosine", "train.end": 0.0, "server.answer": "last"},
     {"train.schedule": "constant", "server.answer": "ema", "server.answer_decay": 0.8},
 )
 SERVERS: tuple[Settings, ...] = (
     {"server.name": "mean"},
     {"server.name": "momentum", "server.momentum": 0.6},
-    {"server.name": "momentum", "server.momentum": 0.8},
+    {"server.name": "momentum", "server.momentum": 0.9},
     {"server.name": "adam", "server.momentum": 0.9, "server.lr": 0.01},
 )
 ALWAYS: Settings = {
@@ -85,14 +90,14 @@ def candidates(count: int, seed: int) -> list[dict[str, Any]]:
     >>> first, set(second) >= {"train.lr", "train.batch", "train.epochs", "train.schedule", "server.name"}
     ({}, True)
     """
-    space = list(itertools.product(RATES, BATCHES, EPOCHS, SCHEDULES, SERVERS))
+    space = list(itertools.product(RATES, BATCHES, MEETINGS, SCHEDULES, SERVERS))
     drawn = numpy_generator(seed, "tune").permutation(len(space))[: count - 1]
     chosen = [space[place] for place in drawn]
     return [
         {},
         *(
-            {**ALWAYS, "train.lr": lr, "train.batch": batch, "train.epochs": epochs, **schedule, **server}
-            for lr, batch, epochs, schedule, server in chosen
+            {**ALWAYS, "train.lr": lr, "train.batch": batch, **meetings, **schedule, **server}
+            for lr, batch, meetings, schedule, server in chosen
         ),
     ]
 
@@ -146,9 +151,7 @@ def trials_of(experiment: Experiment, settings: Settings, share: float) -> list[
     (30, 1, 0.2, 'all')
     """
     own = bounds_of(experiment)[0]
-    passes = own.rounds * own.train.epochs
-    epochs = settings.get("train.epochs", own.train.epochs)
-    rounds = max(1, math.ceil(round(share * passes / epochs, 9)))
+    rounds = max(1, math.ceil(round(share * own.rounds * own.train.passes / passes_of(settings, own), 9)))
     changes = {
         **settings,
         "rounds": rounds,
@@ -230,8 +233,14 @@ def save_plan(plan: Search, folder: Path) -> None:
 
 def tuned_settings(experiment: Experiment, best: Settings) -> dict[str, Any]:
     """The settings to write: the candidate's, and as many rounds as keep the passes."""
-    passes = experiment.rounds * experiment.train.epochs
-    return {**best, "rounds": math.ceil(passes / best.get("train.epochs", experiment.train.epochs))}
+    passes = experiment.rounds * experiment.train.passes
+    return {**best, "rounds": math.ceil(round(passes / passes_of(best, experiment), 9))}
+
+
+def passes_of(settings: Settings, experiment: Experiment) -> float:
+    """Passes over the data in a round, in a candidate's way; what it does not say is the experiment's own."""
+    epochs, parts = (settings.get(f"train.{what}", getattr(experiment.train, what)) for what in ("epochs", "parts"))
+    return float(epochs / parts)
 
 
 def in_words(settings: Settings) -> str:

@@ -90,6 +90,7 @@ class Method:
     placements: ClassVar[tuple[str, ...]] = PLACEMENTS
     trains_parts: ClassVar[bool] = True  # whether net.train may leave a part of the net as it is
     needs_pixels: ClassVar[bool] = False  # whether it does more with images than ask for plain, weak and strong views
+    remembers_images: ClassVar[bool] = False  # whether clients keep something by image: then all are there every round
     # What travels and what stays, by name, in the words of tacit/contract/kinds.py: "weights" (like the model that was
     # sent), "counts[K]", "share", "weights if labeled" …; a name that ends in "?" may be missing. The engine refuses
     # replies that differ.

@@ -206,7 +206,7 @@ class Party:
 
     @property
     def _schedule(self) -> Schedule:
-        return Schedule(self.train.schedule, self.train.warmup, self.train.end)
+        return Schedule(self.train.schedule, self.train.warmup, self.train.end, self.train.hold)
 
     @property
     def _done_by_a_round(self) -> float:

@@ -193,12 +193,16 @@ class Train(Section):
     nesterov: bool = False
     weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 5e-4
     epochs: Annotated[int, Field(ge=1, le=EPOCHS, description="local epochs a round")] = 1
+    parts: Annotated[
+        int, Field(ge=1, le=1000, description="a round is about one of so many parts of a client's images, in turn")
+    ] = 1
     server_epochs: Annotated[int, Field(ge=0, le=EPOCHS, description="on the server's labels (0: as epochs)")] = 0
     clip: Annotated[float, Field(ge=0, le=1e9, description="largest norm of a gradient (0: no limit)")] = 5.0
     schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="of the rate over the stage")
     schedule_by: Literal["round", "step"] = Field("round", description="one rate a round, or one a step")
     warmup: Annotated[float, Field(ge=0, lt=1, description="share of the stage in which the rate rises")] = 0.0
     end: Annotated[float, Field(ge=0, le=1, description="share of the rate at the end of linear or cosine")] = 0.0
+    hold: Annotated[float, Field(ge=0, lt=1, description="share of the stage, its last, with the rate of `end`")] = 0.0
     label_smoothing: Annotated[
         float, Field(ge=0, lt=1, description="share of a label that is spread over all classes")
     ] = 0.0
@@ -214,6 +218,28 @@ class Train(Section):
     logit_adjustment: Annotated[
         float, Field(ge=0, le=10, description="margin for rare classes, by the log of their share (0: none)")
     ] = 0.0
+
+    @property
+    def passes(self) -> float:
+        """Passes of a client over all its images, in a round.
+
+        >>> Train(epochs=3).passes, Train(parts=4).passes
+        (3.0, 0.25)
+        """
+        return self.epochs / self.parts
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> "Train":
+        if self.warmup + self.hold >= 1:
+            raise ValueError(
+                f"warmup = {self.warmup} and hold = {self.hold} are shares of one stage that leave nothing "
+                "between them; together they must be below 1, as warmup = 0.05 and hold = 0.4"
+            )
+        if self.hold and self.schedule == "constant":
+            raise ValueError(
+                'hold is for a rate that falls: write schedule = "linear" or "cosine" beside it, or hold = 0'
+            )
+        return self
 
 
 class Pretrain(Section):

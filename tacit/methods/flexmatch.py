@@ -31,6 +31,7 @@ class FlexMatch(FixMatch):
         "Zhang et al., FlexMatch: Boosting Semi-Supervised Learning with Curriculum Pseudo Labeling, NeurIPS 2021"
     )
     client_keeps: ClassVar = {"last_sure?": "any"}
+    remembers_images: ClassVar = True
 
     def recall(self, memory: Payload, me: Client) -> Weights:
         never = torch.full((len(me.shard.unlabeled),), -1)

@@ -161,7 +161,7 @@ def stage_work(experiment: Experiment, stage: Stage, holds: Holdings) -> Work:
     on_labels, on_the_rest = method.estimated_passes(train.epochs, held) or (0, 0)
     given = getattr(method, "psi", 0.0) * images if getattr(method, "gdgm", False) else 0.0  # generated images
     unlabeled = holds.unlabeled + given
-    share = method.estimated_tasks(experiment.participation.count(clients)) / clients
+    share = method.estimated_tasks(experiment.participation.count(clients)) / clients / train.parts
     trained = share * (holds.labeled * on_labels + unlabeled * on_the_rest)
     trained += holds.server * (train.server_epochs or train.epochs)
     predicted = (share * unlabeled if on_the_rest else 0) + holds.test / experiment.evaluate_every

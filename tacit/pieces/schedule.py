@@ -1,4 +1,4 @@
-"""Learning rates that change while a stage goes on: warm-up, then constant, linear or cosine."""
+"""Learning rates that change while a stage goes on: warm-up, then constant, linear or cosine, then the end."""
 
 import math
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ class Schedule:
     shape: str = "constant"  # or "linear", "cosine"
     warmup: float = 0.0  # share of the stage in which the rate rises
     end: float = 0.0  # share of the rate that is left at the end of linear and cosine
+    hold: float = 0.0  # share of the stage in which the rate stays at that end
 
     def rate(self, start: float, done: float, width: float = 0.0) -> float:
         """The rate at a moment: `done` of the stage is over, and what comes now (a round, a step) is `width` of it.
@@ -25,10 +26,12 @@ class Schedule:
         (True, 0.1)
         >>> round(Schedule("cosine", end=0.2).rate(0.1, 1.0), 6)
         0.02
+        >>> [round(Schedule("linear", end=0.2, hold=0.5).rate(1.0, done / 8), 4) for done in range(8)]
+        [1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2, 0.2]
         """
         if done < self.warmup:
             return start * min(1.0, (done + width) / self.warmup)
-        done = (done - self.warmup) / (1.0 - self.warmup)
+        done = min(1.0, (done - self.warmup) / (1.0 - self.warmup - self.hold))
         if self.shape == "cosine":
             return self.end * start + (1.0 - self.end) * cosine(start, done)
         if self.shape == "linear":

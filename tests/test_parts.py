@@ -1,0 +1,71 @@
+"""`train.parts`: a round is about a part of a client's images."""
+
+import pytest
+import torch
+
+from tacit.backends.parts import part_in_turn, shard_in_turn
+from tacit.compare.results import budget_of
+from tacit.config.resolve import resolve
+from tacit.contract.parties import Labeled, RoundInfo, Shard
+from tacit.core.errors import TacitError
+from tacit.engine.run import run_experiment
+from tacit.runs.folder import Run
+
+SMALL = {
+    "data": {"name": "digits", "subset": 240, "test_subset": 60, "placement": "clients", "labels": 80, "clients": 3},
+    "net": {"name": "cnn-8"},
+    "rounds": 4,
+    "train": {"batch": 8, "parts": 2},
+    "method": {"name": "fixmatch", "threshold": 0.3},
+    "backend": {"name": "local"},
+}
+
+
+def test_in_as_many_rounds_as_parts_every_image_comes_once_and_then_in_another_order() -> None:
+    rounds = [part_in_turn(11, 4, turn, 0, "client-3") for turn in range(8)]
+    first, second = torch.cat(rounds[:4]), torch.cat(rounds[4:])
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(11))
+    assert first.tolist() != second.tolist()
+
+
+def test_a_client_has_labels_in_each_round_even_if_they_are_fewer_than_parts() -> None:
+    shard = Shard(Labeled(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1])), torch.arange(9.0).reshape(9, 1, 1, 1))
+    for turn in range(5):
+        part, which = shard_in_turn(shard, 5, RoundInfo("main", turn, 5, turn), 0, 7)
+        assert len(part.labeled) == 1
+        assert torch.equal(part.unlabeled, shard.unlabeled[which])
+
+
+def test_audited_labels_are_compared_with_the_truth_of_the_same_images(tmp_path) -> None:
+    """All labels are accepted and the model has learned: many must be right; by other numbers one in ten would be."""
+    settings = {**SMALL, "rounds": 12, "train": {"batch": 8, "parts": 2, "epochs": 5, "lr": 0.1}}
+    run_experiment(
+        resolve({**settings, "method": {"name": "fixmatch", "threshold": 0.0, "warmup": 8}}), tmp_path / "run"
+    )
+    assert Run(tmp_path / "run").records[-1]["pseudo_accuracy"] > 0.35
+
+
+def test_a_round_costs_its_part_and_the_pool_gives_the_same(tmp_path) -> None:
+    run_experiment(resolve(SMALL), tmp_path / "local")
+    run_experiment(resolve(SMALL, {"backend.name": "pool", "backend.workers": 2}), tmp_path / "pool")
+    model = (tmp_path / "local" / "model.safetensors").read_bytes()
+    assert model == (tmp_path / "pool" / "model.safetensors").read_bytes()
+    whole = resolve(SMALL, {"train.parts": 1})
+    assert (budget_of(whole).on_the_rest, budget_of(resolve(SMALL)).on_the_rest) == (4, 2)
+
+
+def test_a_method_that_remembers_images_is_refused() -> None:
+    with pytest.raises(TacitError, match=r"remembers something of each image.*train\.parts = 1"):
+        resolve(SMALL, {"method.name": "flexmatch"})
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ({"schedule": "linear", "warmup": 0.6, "hold": 0.5}, "together they must be below 1"),
+        ({"hold": 0.3}, "hold is for a rate that falls"),
+    ],
+)
+def test_a_hold_that_does_not_fit_is_refused(train: dict, said: str) -> None:
+    with pytest.raises(TacitError, match=said):
+        resolve({"train": train})
