@@ -108,7 +108,7 @@ def in_batches(body: Body, views: Tensor) -> Tensor:
 def keys_of(images: Tensor) -> list[bytes]:
     """A digest of each image, by which it is known wherever it lies."""
     rows = images.cpu().numpy()
-    return [hashlib.blake2b(memoryview(np.ascontiguousarray(row)), digest_size=KEY).digest() for row in rows]
+    return [hashlib.blake2b(np.ascontiguousarray(row).data, digest_size=KEY).digest() for row in rows]
 
 
 class Bank:
