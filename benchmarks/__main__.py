@@ -21,7 +21,10 @@ from benchmarks.machine import commit, processor
 from benchmarks.timing import Row
 from tacit.core.console import SafeConsole
 
-PARTS = ("round", "workers", "clients", "views", "engine", "simulation", "buffers", "inference", "private", "secure")
+PARTS = (
+    *("round", "workers", "clients", "views", "engine", "simulation", "buffers", "inference"),
+    *("head", "private", "secure"),
+)
 COLUMNS = ("what", "median", "spread", "goal", "reached", "note")
 QUIET = 0.5  # a load above this is somebody else's work
 RECORD, PAGE = Path("evidence/bench.json"), Path("docs/speed.md")

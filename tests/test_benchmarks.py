@@ -14,6 +14,7 @@ from benchmarks import (
     buffers,
     clients,
     engine,
+    head,
     inference,
     private,
     reference,
@@ -157,6 +158,15 @@ def test_secure_aggregation_sends_as_many_numbers(monkeypatch: pytest.MonkeyPatc
     assert 1.0 < rows["bytes up, 32 bits / plain"].value < 1.6  # keys and shares weigh more beside a small net
     assert 1.5 < rows["bytes up, 64 bits / plain"].value < 2.6
     assert len([name for name in rows if name.startswith("CPU")]) == 6
+
+
+def test_the_head_against_the_whole_net() -> None:
+    small = {**NARROW, "data.image_size": 0, "data.labels": 20, "net.norm": "bn", "data.test_subset": 10}
+    rows = sane(head.measure({"FixMatch": head.METHODS["FixMatch"]}, small, times=1))
+    assert list(rows) == [
+        "FixMatch: round of all of lite0 / of its head",
+        "FixMatch: first round of the head, with the bank / round of all of lite0",
+    ]
 
 
 def test_rows_say_whether_the_goal_is_reached() -> None:

@@ -43,7 +43,7 @@ def mislabeled(shard: Shard, truth: Tensor, classes: int) -> Shard:
     images, labels = shard.unlabeled[known.to(shard.unlabeled.device)], truth[known].to(shard.labeled.labels.device)
     if not shard.repeated:  # else its labelled images are among the others already
         images, labels = torch.cat([shard.labeled.images, images]), torch.cat([shard.labeled.labels, labels])
-    return Shard(Labeled(images, classes - 1 - labels), shard.unlabeled[:0])
+    return Shard(Labeled(images, classes - 1 - labels), shard.unlabeled[:0], views=shard.views)
 
 
 def attacked(reply: Reply, task: Task, setup: Setup) -> Reply:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tacit.backends.attack import attacked, attacking_shard
 from tacit.backends.parts import shard_in_turn
 from tacit.backends.protect import protected, without_share
+from tacit.contract.bank import Banks
 from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.core.payload import Payload, Weights, at_hand, check, nbytes, set_aside
@@ -146,6 +147,7 @@ class Worker:
         self.memory = memory
         self.setup = setup
         self.net_pool = NetPool(setup)
+        self.banks = Banks(setup.features)
 
     def run(self, stage: Stage, round_info: RoundInfo, wave: int, task: Task) -> Outcome:
         memory = self.memory.read(task.client, round_info.step, wave)
@@ -157,7 +159,8 @@ class Worker:
         """One client's round, without its disk: what it answers, and what it wants to keep."""
         started, cpu = time.perf_counter(), time.process_time()
         self.net_pool.clear()
-        shard, truth = self.federation.client_shard(task.client), self.federation.truth(task.client)
+        shard = self.banks.of(task.client, lambda: self.federation.client_shard(task.client))
+        truth = self.federation.truth(task.client)
         if self.setup.train.parts > 1:
             shard, which = shard_in_turn(shard, self.setup.train.parts, round_info, self.setup.seed, task.client)
             truth = truth[which]
@@ -187,7 +190,8 @@ class Worker:
 
     def predict_test(self, weights: Weights, part: slice) -> Tensor:
         """The probabilities of some of the test images."""
-        return self._predict(weights, self.federation.test().images[part])
+        who = "test", part.start, part.stop
+        return self._predict(weights, self.banks.of_images(who, lambda: self.federation.test().images[part]))
 
     def validate(self, weights: Weights, clients: Iterable[int]) -> Tensor:
         """The sum of the tallies of a model over what these clients keep back. Each predicts its own, so that the
@@ -196,7 +200,8 @@ class Worker:
         for client in clients:
             kept = self.federation.validation(client)
             if len(kept):
-                counts += tally(self._predict(weights, kept.images), kept.labels.cpu(), len(self.setup.classes))
+                shown = self.banks.of_images(("kept back", client), lambda kept=kept: kept.images)  # type: ignore[misc]
+                counts += tally(self._predict(weights, shown), kept.labels.cpu(), len(self.setup.classes))
         return counts
 
     def compare(self, models: Sequence[Weights], clients: Iterable[int]) -> Tensor:
@@ -206,13 +211,15 @@ class Worker:
         for client in clients:
             kept = self.federation.validation(client)
             if len(kept):
-                probs = [self._predict(weights, kept.images) for weights in models]
+                shown = self.banks.of_images(("kept back", client), lambda kept=kept: kept.images)  # type: ignore[misc]
+                probs = [self._predict(weights, shown) for weights in models]
                 counts += right_patterns(probs, kept.labels.cpu(), classes)
         return counts
 
-    def _predict(self, weights: Weights, images: Tensor) -> Tensor:
+    def _predict(self, weights: Weights, shown: Shard) -> Tensor:
         self.net_pool.clear()
-        return predict(self.net_pool.take(weights), images, self.setup.views.plain, PREDICT_BATCH).cpu()
+        views = shown.views or self.setup.views
+        return predict(self.net_pool.take(weights), shown.unlabeled, views.plain, PREDICT_BATCH).cpu()
 
 
 def unsendable(method: Method, reply: Reply) -> str:

@@ -32,4 +32,4 @@ def shard_in_turn(shard: Shard, parts: int, round_info: RoundInfo, *name: int | 
     own_here, others_here = own.to(shard.labeled.labels.device), others.to(shard.unlabeled.device)
     labeled = Labeled(shard.labeled.images[own_here], shard.labeled.labels[own_here])
     repeated = min(len(own), len(others)) if shard.repeated else 0
-    return Shard(labeled, shard.unlabeled[others_here], repeated), others
+    return Shard(labeled, shard.unlabeled[others_here], repeated, shard.views), others

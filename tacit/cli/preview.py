@@ -1,5 +1,6 @@
 """`--dry-run`: everything that is known before the first round, and nothing else."""
 
+import math
 import time
 from collections.abc import Collection, Sequence
 
@@ -62,6 +63,8 @@ def preview(experiment: Experiment, screen: SafeConsole, given: Collection[str] 
     travels = f", of which {size_text(weights)} learn and travel" if weights < whole else ""
     screen.print(f"Parameters: {sum(p.numel() for p in net.parameters()):,} ({size_text(whole)} with buffers{travels})")
     screen.print(memory_needed(plan))
+    if plan.setup.features:
+        screen.print(bank_needed(plan))
     show_cost(plan, weights, screen)
 
 
@@ -160,6 +163,20 @@ def memory_needed(plan: Plan) -> str:
     )
 
 
+def bank_needed(plan: Plan) -> str:
+    """What a bank of features takes on the disk, in words."""
+    setup, split = plan.setup, plan.split
+    one = 4 * math.prod(setup.taken)
+    unlabeled = sum(len(part.unlabeled) for part in split.clients)
+    labeled = len(split.server) + sum(len(part.labeled) for part in split.clients)
+    views = len(split.test) + (labeled + unlabeled) * (1 + 2 * setup.net.views)
+    return (
+        f"The frozen part of the net sees each view once, and what it makes of it, {size_text(one)}, is kept: at most "
+        f"{views:,} views, {size_text(views * one)} (less where a method asks for fewer kinds of views, or an earlier "
+        "run had the same). The time of this first pass is not in what follows."
+    )
+
+
 def travel(sizes: list[int | None], asked: int) -> str:
     """What all asked clients together are sent, or send, in a round.
 
@@ -177,8 +194,9 @@ def seconds_per_image(plan: Plan, timer: Timer = time.perf_counter) -> Speed:
     setup = plan.setup
     generator = torch.Generator().manual_seed(0)
     net = setup.build(generator)
+    net = net.without_frozen() if setup.net.views else net
     most = min(setup.train.batch, MOST_TIMED)
-    images = torch.rand((most, setup.channels, setup.size, setup.size), generator=generator).to(setup.device)
+    images = torch.rand((most, *setup.taken), generator=generator).to(setup.device)
     count = min(LEAST_TIMED, most)
     while True:  # larger batches as long as they are quick
         speed = time_net(net, images[:count], times=1, timer=timer)

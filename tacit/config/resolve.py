@@ -120,6 +120,17 @@ def preset_settings(method: type[Method], preset: str) -> dict[str, Any]:
     return below
 
 
+def check_views(experiment: Experiment, method: type[Method]) -> None:
+    """Refuse a bank of features where pixels are needed."""
+    name = experiment.pretrain.method if experiment.pretrain.on else experiment.method["name"]
+    if experiment.pretrain.on or method.needs_pixels:
+        raise TacitError(
+            f"The method '{name}' needs the images themselves (it turns, draws or distorts them in its own way), and "
+            f"net.views = {experiment.net.views} gives it what the frozen part of the net made of them. Write "
+            "net.views = 0, or choose another method."
+        )
+
+
 def check_together(experiment: Experiment, method: type[Method]) -> None:
     """Refuse settings of which each is right, but not together."""
     if experiment.data.placement not in method.placements:
@@ -147,6 +158,14 @@ def check_together(experiment: Experiment, method: type[Method]) -> None:
             f"The method '{experiment.method['name']}' trains all of a net, so net.train = \"{net.train}\" cannot be. "
             'Write net.train = "all", or choose another method.'
         )
+    if experiment.train.layer_decay != 1 and (not method.trains_parts or experiment.method.get("scaffold")):
+        why = "has control variates for one rate" if method.trains_parts else "trains all of a net alike"
+        raise TacitError(
+            f"The method '{experiment.method['name']}' {why}, so train.layer_decay = {experiment.train.layer_decay} "
+            "cannot be. Write train.layer_decay = 1, or choose another method."
+        )
+    if net.views:
+        check_views(experiment, method)
     if experiment.train.parts > 1 and method.remembers_images:
         raise TacitError(
             f"The method '{experiment.method['name']}' remembers something of each image from round to round, so "

@@ -14,13 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from tacit import nets
+from tacit.contract.bank import MOST_NUMBERS, Bank, Body, Source, banked
 from tacit.contract.messages import Reply
 from tacit.contract.record import KEYS
+from tacit.contract.shard import Labeled as Labeled
+from tacit.contract.shard import Shard as Shard
 from tacit.core import seeds
 from tacit.core.errors import TacitError
 from tacit.core.payload import Weights, content_digest
 from tacit.core.safeguards import Privacy, Robust
 from tacit.core.settings import Faults, Net, Participation, Server, Train
+from tacit.nets.folding import folded
 from tacit.nets.optimizer import SGD, Pace, give_momentum, sgd
 from tacit.nets.statistics import recompute_statistics
 from tacit.nets.weights import first_weights
@@ -31,40 +35,6 @@ from tacit.pieces.schedule import Schedule
 from tacit.pieces.server_optimizer import Memory, ServerOptimizer
 from tacit.pieces.train import View, batch_count, fit, predict, weights_of
 from tacit.views import Views
-
-
-@dataclass(frozen=True)
-class Labeled:
-    """Images with their labels."""
-
-    images: Tensor  # uint8 [n, C, H, W]
-    labels: Tensor  # int64 [n]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """What one party holds. Either part may be empty."""
-
-    labeled: Labeled
-    unlabeled: Tensor  # uint8 [m, C, H, W]: images only
-    repeated: int = 0  # labelled images that are among the unlabelled ones, too (placement `clients`)
-
-    @property
-    def held(self) -> int:
-        """How many images it holds; one that is labelled and unlabelled data counts once.
-
-        >>> Shard(Labeled(torch.zeros(27, 1, 8, 8), torch.zeros(27)), torch.zeros(97, 1, 8, 8), repeated=27).held
-        97
-        """
-        return len(self.labeled) + len(self.unlabeled) - self.repeated
-
-    @property
-    def images(self) -> Tensor:
-        """All that a party holds, each once: where it has both kinds, its labelled images are among the others."""
-        return self.unlabeled if len(self.unlabeled) else self.labeled.images
 
 
 @dataclass(frozen=True)
@@ -120,6 +90,38 @@ class Setup:
         """The digest of what nobody trains, by which two parties know that they have the same; '' if all learns."""
         return content_digest({"model": self.frozen}) if self.frozen else ""
 
+    @cached_property
+    def taken(self) -> tuple[int, ...]:
+        """The shape of what the net takes for one image: its pixels, or with `net.views` what the frozen part makes of
+        them."""
+        shape = (self.channels, self.size, self.size)
+        if not self.net.views:
+            return shape
+        with torch.no_grad():
+            made: Tensor = self.build().to("meta").eval().frozen_part()(torch.empty(1, *shape, device="meta"))
+        if made.numel() > MOST_NUMBERS:
+            raise TacitError(
+                f"net.views = {self.net.views} would keep {made.numel():,} numbers of every view of an image, more "
+                f'than {MOST_NUMBERS:,}: net.train = "{self.net.train}" leaves too little frozen at {self.size} '
+                "pixels. Train fewer blocks, take smaller images (data.image_size), or write net.views = 0."
+            )
+        return tuple(made.shape[1:])
+
+    @cached_property
+    def features(self) -> Source | None:
+        """Who makes features of images, where a bank of them is wanted (`net.views`)."""
+        if not self.net.views:
+            return None
+        net = repr((sorted(self.net.architecture.items()), self.net.train))
+        return Source(self.views, self.net.views, self.taken, self.frozen_sha256, net, self._body, self.device)
+
+    def _body(self) -> Body:
+        net = self.build()
+        net.load_state_dict(self.frozen, strict=False)
+        whole = folded(net.eval())
+        assert isinstance(whole, nets.Net)
+        return whole.frozen_part()
+
 
 @dataclass(frozen=True)
 class RoundInfo:
@@ -146,8 +148,7 @@ class NetPool:
     def take(self, weights: Weights) -> nn.Module:
         """A net with exactly these weights, its own until `clear`."""
         if self._taken == len(self._nets):
-            self._nets.append(self.setup.build())
-            self._nets[-1].load_state_dict(self.setup.frozen, strict=False)
+            self._nets.append(self._made())
         net = self._nets[self._taken]
         self._taken += 1
         net.load_state_dict(weights)
@@ -155,14 +156,23 @@ class NetPool:
         net.zero_grad(set_to_none=True)
         return net.train()
 
+    def _made(self) -> nets.Net:
+        net = self.setup.build()
+        if self.setup.net.views:
+            return net.without_frozen()  # the frozen part has done its work already
+        net.load_state_dict(self.setup.frozen, strict=False)
+        return net
+
 
 class Party:
     """What both sides have in common."""
 
     def __init__(self, setup: Setup, shard: Shard, round_info: RoundInfo, who: str, net_pool: NetPool) -> None:
+        if setup.features and shard.views is None:
+            shard = banked(Bank(setup.features, torch.cat([shard.labeled.images, shard.unlabeled])), shard)
         self.shard = shard
         self.train: Train = setup.train
-        self.views: Views = setup.views
+        self.views: Views = shard.views or setup.views
         self.classes = len(setup.classes)
         self.channels, self.size = setup.channels, setup.size
         self.stage = round_info.stage
@@ -234,7 +244,8 @@ class Party:
         """
         settings = self.train
         rate = self.learning_rate if lr is None else lr
-        optimizer = sgd(model, rate, settings.momentum, settings.weight_decay, settings.nesterov)
+        how = settings.momentum, settings.weight_decay, settings.nesterov, settings.layer_decay
+        optimizer = sgd(model, rate, *how)
         give_momentum(model, optimizer, momentum or {})
         if settings.schedule_by == "step":
             optimizer.pace = self._pace(rate)

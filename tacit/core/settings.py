@@ -114,6 +114,24 @@ class Net(Section):
     weights_digest: str = Field("", description="SHA-256 of the file of these weights; filled in")
     train: str = Field("all", description="what learns: all, head, or last-N (so many blocks and the head)")
 
+    views: Annotated[
+        int, Field(ge=0, le=64, description="frozen parts see so many weak and strong views of an image once (0: off)")
+    ] = 0
+
+    @model_validator(mode="after")
+    def _views_of_what_is_frozen(self) -> "Net":
+        if self.views and self.train == "all":
+            raise ValueError(
+                f"views = {self.views} keeps what the frozen part of a net makes of images, but nothing is frozen: "
+                'write train = "head" or train = "last-3" beside it, or views = 0'
+            )
+        if self.views and self.norm == "bn" and self.bn == "batch":
+            raise ValueError(
+                f'views = {self.views} keeps what the net makes of an image, which with bn = "batch" depends on the '
+                "images beside it: write another bn, or views = 0"
+            )
+        return self
+
     @field_validator("train")
     @classmethod
     def _a_part(cls, given: str) -> str:
@@ -124,7 +142,7 @@ class Net(Section):
     @property
     def architecture(self) -> dict[str, Any]:
         """What `nets.build` asks for: the net without what becomes of it."""
-        return self.model_dump(exclude={"weights", "weights_digest", "train"})
+        return self.model_dump(exclude={"weights", "weights_digest", "train", "views"})
 
 
 class Train(Section):
@@ -152,6 +170,9 @@ class Train(Section):
     proximal: Annotated[
         float, Field(ge=0, le=1e6, description="clients: pull towards the model that came (FedProx's mu)")
     ] = 0.0
+    layer_decay: Annotated[
+        float, Field(gt=0, le=1, description="rate of a block: lr times this, for each step away from the head")
+    ] = 1.0
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="balanced: rare classes count more, by party"
     )
@@ -384,7 +405,7 @@ class Experiment(Section):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings; without [pretrain], [guard], [robust], [privacy] and attackers where there are none of them."""
+        """All settings; without whole sections and newer settings that are off, so that older runs stay what they were."""
         settings = self.model_dump(exclude_none=True)
         off = {"pretrain": not self.pretrain.on, "guard": not self.guard.on}
         off |= {name: not getattr(self, name).changed for name in ("robust", "privacy")}
@@ -392,6 +413,10 @@ class Experiment(Section):
             del settings[name]
         if not self.faults.attackers:
             settings["faults"] = {key: value for key, value in settings["faults"].items() if "attack" not in key}
+        if not self.net.views:
+            del settings["net"]["views"]
+        if self.train.layer_decay == 1:
+            del settings["train"]["layer_decay"]
         return settings
 
     def to_toml(self) -> str:

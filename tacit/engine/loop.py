@@ -10,6 +10,7 @@ import torch
 
 from tacit.backends import Backend, Outcome
 from tacit.backends.attack import attacking
+from tacit.contract.bank import Banks
 from tacit.contract.kinds import Registration
 from tacit.contract.method import Reply, Stage, Task
 from tacit.contract.parties import Hub, NetPool, RoundInfo
@@ -53,6 +54,7 @@ class Engine:
         self.server_shard = federation.server_shard()
         self.test_labels = federation.test().labels
         self.net_pool = NetPool(plan.setup)
+        self.banks = Banks(plan.setup.features)
         self.twin: Weights | None = None  # what the labels alone gave, where [guard] wants it
         self.ended = ""  # why the run ended before its last round: the privacy budget is spent
         self.told: set[str | tuple[str, str]] = set()  # stages of which it was told that the server's optimiser does
@@ -117,7 +119,8 @@ class Engine:
     def _hub(self, round_info: RoundInfo, state: Payload | None = None) -> Hub:
         self.net_pool.clear()
         memory, secret = aside.memory_in(state or {}), aside.secret_in(state or {})
-        return Hub(self.plan.setup, self.server_shard, round_info, self.net_pool, memory, secret)
+        shard = self.banks.of("server", lambda: self.server_shard)
+        return Hub(self.plan.setup, shard, round_info, self.net_pool, memory, secret)
 
     def _run_round(self, stage: Stage, round_info: RoundInfo, state: Payload) -> Payload:
         """One round, a straight line: send, train, check, merge, evaluate, record."""
@@ -326,9 +329,11 @@ class Engine:
 
     def _look(self, weights: Weights) -> torch.Tensor:
         """What a model makes of two images of noise: cheap, and NaN if no number comes out at the end."""
-        setup = self.plan.setup
-        shape = (2, setup.channels, setup.size, setup.size)
-        noise = torch.randint(256, shape, dtype=torch.uint8, generator=seeds.generator(setup.seed, "noise"))
+        setup, chance = self.plan.setup, seeds.generator(self.plan.setup.seed, "noise")
+        if setup.net.views:  # of what the frozen part would make of them
+            noise = torch.randn(2, *setup.taken, generator=chance)
+            return predict(self.net_pool.take(weights), noise.to(setup.device), lambda features: features)
+        noise = torch.randint(256, (2, *setup.taken), dtype=torch.uint8, generator=chance)
         return predict(self.net_pool.take(weights), noise.to(setup.device), setup.views.plain)
 
     def _is_evaluated(self, round_info: RoundInfo) -> bool:

@@ -31,6 +31,7 @@ class SelfSupervised(Method):
 
     merges_sums: ClassVar = {"model": "mean"}
     asks_labeled: ClassVar = True
+    needs_pixels: ClassVar = True  # its first stage has views of its own
 
     def features(self) -> Method:
         """The stage that learns features."""

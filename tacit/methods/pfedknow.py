@@ -60,6 +60,7 @@ class PFedKnow(Method):
     placements: ClassVar = ("server",)  # models are distilled on the server's labels
     client_keeps: ClassVar = {"pruned": "number"}
     merges_each: ClassVar = "each client has a model of its own, which the server trains"
+    trains_parts: ClassVar = False  # channels are pruned all over the net
     presets: ClassVar = {
         "paper": {"train.lr": 0.01, "train.momentum": 0.0, "train.weight_decay": 0.0, "train.epochs": 3},
         "smoke": {"warmup": 1, "train.lr": 0.1, "train.momentum": 0.9},

@@ -1,5 +1,7 @@
 """A small convolutional net for quick runs: about 0.1 M parameters, made for speed on a CPU."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,10 +29,14 @@ class ConvolutionalNet(Net):
     def steps(self) -> list[tuple[nn.Module, ...]]:
         return [(self.conv1, self.norm1), (self.conv2, self.norm2), (self.conv3, self.norm3)]
 
-    def features(self, x: Tensor) -> Tensor:
-        x = self.activation(self.norm1(halved(self.conv1(x))))
-        x = self.activation(self.norm2(halved(self.conv2(x))))
-        x = self.activation(self.norm3(halved(self.conv3(x))))
+    def parts(self) -> list[Callable[[Tensor], Tensor]]:
+        return [
+            lambda x: self.activation(self.norm1(halved(self.conv1(x)))),
+            lambda x: self.activation(self.norm2(halved(self.conv2(x)))),
+            lambda x: self._on_grid(self.activation(self.norm3(halved(self.conv3(x))))),
+        ]
+
+    def _on_grid(self, x: Tensor) -> Tensor:
         return F.adaptive_avg_pool2d(x, self.grid).flatten(1)
 
 

@@ -34,6 +34,8 @@ def folded(net: nn.Module) -> nn.Module:
     net = copy.deepcopy(net).eval()
     assert isinstance(net, Foldable)
     for owner, convolution, norm in net.norms_to_fold():
+        if not has_statistics(getattr(owner, norm)):  # of a part that was left away
+            continue
         setattr(owner, convolution, fused(getattr(owner, convolution), getattr(owner, norm)))
         setattr(owner, norm, nn.Identity())
     return net

@@ -1,7 +1,7 @@
 """What the nets share: their outer shape, the choice of norm layer and activation, the first weights."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -17,6 +17,9 @@ Stem = Literal["imagenet", "cifar"]
 Activation = Literal["relu", "leaky"]
 
 
+HEAD_ONLY = 1 << 30  # more parts than any net has: all of them are before the one that learns
+
+
 class Net(nn.Module):
     """An image classifier in two parts: `features` (images to vectors) and `head` (vectors to logits).
 
@@ -27,6 +30,8 @@ class Net(nn.Module):
     fc: nn.Linear
     trained: tuple[nn.Module, ...] | None = None  # the parts that learn; None: all of it
     frozen_names: frozenset[str] = frozenset()  # in the state_dict: what never changes, and so never travels
+    learns_from: int = 0  # the first of `parts` that learns
+    first: int = 0  # the first of `parts` that it has: with others it takes what those before made of the images
 
     def train_only(self, part: str) -> Self:
         """Let only a part learn: "all", "head", or "last-N" blocks and the head; norms in the rest keep still."""
@@ -37,6 +42,7 @@ class Net(nn.Module):
                     f'net.train = "{part}", but this net has {len(steps)} blocks before its head. Write '
                     f'"last-{len(steps)}" or fewer, or "all".'
                 )
+            self.learns_from = HEAD_ONLY if part == "head" else len(steps) - last
             self.trained = (self.fc, *(module for step in steps[len(steps) - last :] for module in step))
             learning = {id(module) for part in self.trained for module in part.modules()}
             for module in self.modules():
@@ -50,6 +56,34 @@ class Net(nn.Module):
             }
             self.frozen_names = frozenset(self.state_dict()) - moving
         return self.learn()
+
+    def frozen_part(self) -> Callable[[Tensor], Tensor]:
+        """What nobody trains, as one function: from images to what the first part that learns is given."""
+        if self.learns_from == HEAD_ONLY:
+            return self.features
+        parts = self.parts()[: self.learns_from]
+
+        def made_of(x: Tensor) -> Tensor:
+            for part in parts:
+                x = part(x)
+            return x
+
+        return made_of
+
+    def without_frozen(self) -> Self:
+        """Leave away what nobody trains: from now on `forward` takes what `frozen_part` makes of images."""
+        self.first = self.learns_from
+        if self.first < HEAD_ONLY:
+            gone = {id(module) for step in self.steps()[: self.first] for module in step}
+        else:  # all that holds weights; what holds such modules stays, so that the net can still be looked through
+            leaves = (module for module in self.modules() if not any(True for _ in module.children()))
+            gone = {id(module) for module in leaves if module is not self.fc}
+        for owner in list(self.modules()):
+            for name, module in list(owner.named_children()):
+                if id(module) in gone:
+                    setattr(owner, name, nn.Identity())
+        self.frozen_names = self.frozen_names & frozenset(self.state_dict())
+        return self
 
     def learn(self) -> Self:
         """Gradients for the parts that learn, and for no other."""
@@ -93,9 +127,15 @@ class Net(nn.Module):
         """Norms that see nothing but a convolution's result: whose they are, the convolution's name and theirs."""
         return []
 
+    def parts(self) -> list[Callable[[Tensor], Tensor]]:
+        """What is done to images, one function for each of `steps`; the last one ends with vectors."""
+        raise NotImplementedError
+
     def features(self, x: Tensor) -> Tensor:
         """Images [N, C, S, S], already normalised, to vectors [N, D]."""
-        raise NotImplementedError
+        for part in self.parts()[self.first :] if self.first < HEAD_ONLY else ():
+            x = part(x)
+        return x
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.fc(self.features(x))
@@ -113,6 +153,14 @@ def group_count(channels: int) -> int:
     [1, 1, 12, 32]
     """
     return max(groups for groups in range(1, 33) if channels % groups == 0 and groups <= max(1, channels // 2))
+
+
+class GroupNorm(nn.GroupNorm):
+    """As PyTorch's, whose backward pass (2.13, CPU) crashes where channels are last in memory and the input needs no
+    gradient: behind a frozen part."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.requires_grad or not torch.is_grad_enabled() else x.contiguous())
 
 
 class StaticBatchNorm2d(nn.BatchNorm2d):
@@ -143,7 +191,7 @@ class Layers:
 
     def norm(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> nn.Module:
         if self.norm_kind == "gn":
-            return nn.GroupNorm(group_count(channels), channels)
+            return GroupNorm(group_count(channels), channels)
         if self.activation_kind == "leaky":  # the SSL suites that use it have slow, well-padded running statistics
             eps, momentum = 1e-3, 0.001
         if self.bn == "frozen":

@@ -5,6 +5,7 @@ left out: drop-connect and dropout, which only training from scratch on ImageNet
 """
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -118,10 +119,12 @@ class EfficientNetLite(Net):
         self.activation = nn.ReLU6(inplace=True)
         self.fc = nn.Linear(FEATURES, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        x = self.activation(self.stem_norm(self.stem(x)))
-        x = self.blocks(x)
-        return pooled(self.activation(self.last_norm(self.last(x))))
+    def parts(self) -> list[Callable[[Tensor], Tensor]]:
+        return [
+            lambda x: self.activation(self.stem_norm(self.stem(x))),
+            *self.blocks,
+            lambda x: pooled(self.activation(self.last_norm(self.last(x)))),
+        ]
 
     def steps(self) -> list[tuple[nn.Module, ...]]:
         return [(self.stem, self.stem_norm), *((block,) for block in self.blocks), (self.last, self.last_norm)]

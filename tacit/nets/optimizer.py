@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,22 @@ class SGD(torch.optim.SGD):
     Its rate may change from step to step (`pace`), as soon as it was told how many steps there will be (`expect`). What
     else than the loss moves the weights (`stay_near`, `give_correction`) is added to the gradients after clipping, as
     weight decay is.
+
+    `factors`: of each parameter, by what the rate is multiplied for it (none: 1 for all).
+
+    >>> weights = [nn.Parameter(torch.tensor([1.0])) for _ in range(2)]
+    >>> optimizer = SGD(weights, lr=0.5, momentum=0.5, factors=(1.0, 0.1))
+    >>> for _ in range(2):                                      # 1 − 0.5 · 1 − 0.5 · (1 + 0.5); a tenth of the way
+    ...     for weight in weights: weight.grad = torch.tensor([1.0])
+    ...     _ = optimizer.step()
+    >>> [round(weight.item(), 4) for weight in weights], optimizer.rates
+    ([-0.25, 0.875], [0.5, 0.5])
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], factors: Sequence[float] = (), **settings: Any) -> None:
         self.shown = list(parameters)
+        self.factors = list(factors) or [1.0] * len(self.shown)
+        self.rate = float(settings["lr"])
         self.orders = [in_memory_order(p) for p in self.shown]
         self.stored = [
             p if o is None else nn.Parameter(p.data.permute(o)) for p, o in zip(self.shown, self.orders, strict=True)
@@ -36,7 +48,11 @@ class SGD(torch.optim.SGD):
         self.expected = 0  # steps in all; 0: not known, so that the rate stays
         self.pull, self.anchors = 0.0, list[Tensor]()
         self.corrections: list[Tensor] = []
-        super().__init__(self.stored, fused=True, **settings)
+        by_factor: dict[float, list[nn.Parameter]] = {}
+        for parameter, factor in zip(self.stored, self.factors, strict=True):
+            by_factor.setdefault(factor, []).append(parameter)
+        groups = [{"params": same, "lr": self.rate * factor, "factor": factor} for factor, same in by_factor.items()]
+        super().__init__(groups if len(groups) > 1 else self.stored, fused=True, **settings)
 
     @property
     def steps(self) -> int:
@@ -67,6 +83,11 @@ class SGD(torch.optim.SGD):
         return not (self.anchors or self.corrections)
 
     @property
+    def one_rate(self) -> bool:
+        """Whether all parameters have the same."""
+        return len(self.param_groups) == 1
+
+    @property
     def reach(self) -> float:
         """How far the steps so far would have taken a weight whose gradient was −1 all the time.
 
@@ -88,10 +109,11 @@ class SGD(torch.optim.SGD):
         return way
 
     def step(self, closure: Any = None) -> Any:
-        group = self.param_groups[0]
         if self.pace is not None and self.expected:
-            group["lr"] = self.pace(min(self.steps, self.expected - 1) / self.expected, 1 / self.expected)
-        self.rates.append(group["lr"])
+            self.rate = self.pace(min(self.steps, self.expected - 1) / self.expected, 1 / self.expected)
+            for group in self.param_groups:
+                group["lr"] = self.rate * group.get("factor", 1.0)
+        self.rates.append(self.param_groups[0]["lr"] if self.one_rate else self.rate)
         if not self.moved_by_loss_alone:
             self._add_to_gradients()
         for shown, stored, order in zip(self.shown, self.stored, self.orders, strict=True):
@@ -149,10 +171,61 @@ def back(order: Sequence[int]) -> tuple[int, ...]:
     return tuple(order.index(place) for place in range(len(order)))
 
 
-def sgd(model: nn.Module, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, nesterov: bool = False) -> SGD:
-    """Stochastic gradient descent for all parameters of a model that learn."""
-    learning = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    return SGD(learning, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+def sgd(
+    model: nn.Module,
+    lr: float,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    layer_decay: float = 1.0,
+) -> SGD:
+    """Stochastic gradient descent for all parameters of a model that learn; at rates by depth where asked for."""
+    learning = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    factors = depth_factors(model, layer_decay) if layer_decay != 1 else {}
+    return SGD(
+        [parameter for _, parameter in learning],
+        factors=[factors[name] for name, _ in learning] if factors else (),
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        nesterov=nesterov,
+    )
+
+
+@runtime_checkable
+class InSteps(Protocol):
+    """A net that knows its steps from the images to the head, and its head."""
+
+    fc: nn.Linear
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def steps(self) -> list[tuple[nn.Module, ...]]: ...
+
+
+def depth_factors(model: nn.Module, decay: float) -> dict[str, float]:
+    """By what the rate is multiplied for each parameter: decay^d, d steps before the head (`train.layer_decay`).
+
+    The head has 1, the last block decay, the one before it decay², as in layer-wise rate decay (ELECTRA, Clark et al.
+    2020; BEiT, Bao et al. 2022). What belongs to no step (a ViT's positions) is before the first one; what is built on
+    a net (a projector) is part of the head.
+
+    >>> class Two(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.one, self.two, self.fc = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 1)
+    ...     def steps(self): return [(self.one,), (self.two,)]
+    >>> depth_factors(Two(), 0.5)
+    {'one.weight': 0.25, 'two.weight': 0.5, 'fc.weight': 1.0, 'fc.bias': 1.0}
+    """
+    depth: dict[int, int] = {}
+    for net in (module for module in model.modules() if isinstance(module, InSteps)):
+        steps = net.steps()
+        depth |= {id(p): len(steps) + 1 for p in net.parameters()}
+        depth |= {id(p): 0 for p in net.fc.parameters()}
+        for place, step in enumerate(steps):
+            depth |= {id(p): len(steps) - place for part in step for p in part.parameters()}
+    return {name: decay ** depth.get(id(p), 0) for name, p in model.named_parameters()}
 
 
 def momentum_of(model: nn.Module, optimizer: SGD) -> dict[str, Tensor]:
@@ -195,12 +268,13 @@ def live_taps_only(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterat
 
     Such taps have no gradient, so k steps of descent only decay them, which is one linear map of weight and momentum.
     Nobody may read or set weights inside, and the loss may depend on them through the model's answers only. Where
-    something else moves them (`stay_near`, `give_correction`) all taps take part in every step.
+    something else moves them (`stay_near`, `give_correction`), or rates differ (`depth_factors`), all taps take part in
+    every step.
     """
     places = {id(p): place for place, p in enumerate(optimizer.shown)} if isinstance(optimizer, SGD) else {}
     tapped = [layer for layer in model.modules() if isinstance(layer, TappedConv2d) and layer.has_dead_taps]
     layers = [layer for layer in tapped if id(layer.weight) in places]  # the others do not learn
-    if not layers or not isinstance(optimizer, SGD) or not optimizer.moved_by_loss_alone:
+    if not layers or not isinstance(optimizer, SGD) or not (optimizer.moved_by_loss_alone and optimizer.one_rate):
         yield
         return
     group, before = optimizer.param_groups[0], optimizer.steps

@@ -1,5 +1,6 @@
 """ResNet-18 (He et al. 2016), with the parameter names that everybody's PyTorch checkpoints have."""
 
+from collections.abc import Callable
 from typing import Self
 
 import torch
@@ -69,18 +70,34 @@ class ResNet18(Net):
         self.fc = nn.Linear(eight, classes)
 
     def steps(self) -> list[tuple[nn.Module, ...]]:
-        stages = (self.layer1, self.layer2, self.layer3, self.layer4)
-        return [(self.conv1, self.bn1), *((block,) for stage in stages for block in stage)]
+        return [(self.conv1, self.bn1), *((block,) for block in self._blocks())]
+
+    def _blocks(self) -> list[nn.Module]:
+        return [*self.layer1, *self.layer2, *self.layer3, *self.layer4]
+
+    def parts(self) -> list[Callable[[Tensor], Tensor]]:
+        *blocks, last = self._blocks()
+        return [self._stem, *blocks, lambda x: pooled(last(x))]
+
+    def _stem(self, x: Tensor) -> Tensor:
+        x = self.activation(self.bn1(self.conv1(x)))
+        return F.max_pool2d(x, 3, stride=2, padding=1) if self.stem == "imagenet" else x
 
     def features(self, x: Tensor) -> Tensor:
-        x = self.activation(self.bn1(self.conv1(x)))
-        if self.stem == "imagenet":
-            x = F.max_pool2d(x, 3, stride=2, padding=1)
-        x = self.layer2(self.layer1(x))
-        if max(x.shape[2:]) > LARGEST or x.device.type != "cpu" or torch.compiler.is_compiling():
-            return pooled(self.layer4(self.layer3(x)))
+        parts, third = self.parts(), 1 + len(self.layer1) + len(self.layer2)  # where the third stage begins
+        if self.first >= len(parts):
+            return x
+        for part in parts[self.first : third]:
+            x = part(x)
+        start = max(self.first, third)
+        few = self.channels_last if start > third else max(x.shape[2:]) <= LARGEST  # as `arrange` had it
+        if not few or x.device.type != "cpu" or torch.compiler.is_compiling():
+            for part in parts[start:]:
+                x = part(x)
+            return x
         x = x.permute(2, 3, 0, 1).contiguous()
-        for block in (*self.layer3, *self.layer4):
+        for block in self._blocks()[start - 1 :]:
+            assert isinstance(block, Block)
             x = block.on_few_pixels(x)
         return x.mean(dim=(0, 1))
 

@@ -6,6 +6,7 @@ timm's interface (tests/test_timm.py); timm itself needs torchvision.
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from tacit.core.errors import TacitError
 from tacit.core.payload import Weights
 from tacit.core.text import safe
-from tacit.nets.layers import Net
+from tacit.nets.layers import HEAD_ONLY, Net
 
 PREFIX = "timm:"
 
@@ -95,8 +96,14 @@ class TimmNet(Net):
         norm = getattr(self.body, "norm", None)
         return [*((block,) for block in others), (last, norm) if isinstance(norm, nn.Module) else (last,)]
 
+    def parts(self) -> list[Callable[[Tensor], Tensor]]:
+        raise TacitError(
+            "A model of timm cannot be cut between its blocks: with net.views write net.train = 'head', or net.views = "
+            "0."
+        )
+
     def features(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(x)
+        result: Tensor = self.body(x) if self.first < HEAD_ONLY else x
         return result
 
 

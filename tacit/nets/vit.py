@@ -1,5 +1,7 @@
 """ViT-Tiny (Dosovitskiy et al. 2021, Touvron et al. 2021) for small images; CBAFed's Table 2 uses one."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -77,9 +79,11 @@ class VisionTransformer(Net):
         *blocks, last = self.blocks
         return [(self.patch_embed,), *((block,) for block in blocks), (last, self.norm)]  # token, positions: with "all"
 
-    def features(self, x: Tensor) -> Tensor:
+    def parts(self) -> list[Callable[[Tensor], Tensor]]:
+        *blocks, last = self.blocks
+        return [self._patches, *blocks, lambda x: self.norm(last(x))[:, 0]]
+
+    def _patches(self, x: Tensor) -> Tensor:
         x = F.pad(x, (0, self.padding, 0, self.padding))
         x = self.patch_embed(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1) + self.pos_embed
-        result: Tensor = self.norm(self.blocks(x))[:, 0]
-        return result
+        return torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1) + self.pos_embed

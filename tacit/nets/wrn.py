@@ -1,5 +1,7 @@
 """Wide residual nets (Zagoruyko and Komodakis 2016): FedDB, SemiFL and BSemiFL use WRN-28-2 and 28-8."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from tacit.nets.layers import Layers, Net, convolution, pooled
@@ -43,12 +45,12 @@ class WideResNet(Net):
         self.fc = nn.Linear(64 * width, classes)
 
     def steps(self) -> list[tuple[nn.Module, ...]]:
-        blocks = [block for stage in (self.layer1, self.layer2, self.layer3) for block in stage]
+        blocks = [*self.layer1, *self.layer2, *self.layer3]
         return [(self.conv1,), *((block,) for block in blocks[:-1]), (blocks[-1], self.bn1)]
 
-    def features(self, x: Tensor) -> Tensor:
-        x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
-        return pooled(self.activation(self.bn1(x)))
+    def parts(self) -> list[Callable[[Tensor], Tensor]]:
+        *blocks, last = [*self.layer1, *self.layer2, *self.layer3]
+        return [self.conv1, *blocks, lambda x: pooled(self.activation(self.bn1(last(x))))]
 
     def norms_to_fold(self) -> list[tuple[nn.Module, str, str]]:
         return [(block, "conv1", "bn2") for block in self.modules() if isinstance(block, Block)]

@@ -122,6 +122,7 @@ def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool
         split = make_split(dataset, experiment.data, experiment.seed)
     setup = make_setup(experiment, dataset, split)
     setup.build()  # a net that does not fit the images says so now
+    _ = setup.taken  # and so does a bank of features that is too large
     told = () if saved_split is not None and saved_split.is_file() else about_weights(experiment, setup)
     held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
     told = (*told, *warnings(split, dataset), *about_twin(experiment, stages, split))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tacit.backends.base import Outcome, waves
+from tacit.contract.bank import Banks
 from tacit.contract.method import Reply, Stage, Task
 from tacit.contract.parties import Labeled, NetPool, RoundInfo, Setup
 from tacit.contract.sums import Summation
@@ -108,6 +109,7 @@ class FlowerBackend:
         self.federated = federated
         self.transport = transport
         self.net_pool = NetPool(setup)
+        self.banks = Banks(setup.features)
         self._silent: dict[str, str] = {}  # sites that did not answer when they were last asked: when, and why
 
     def run(
@@ -235,18 +237,22 @@ class FlowerBackend:
         return Outcome(reply, None, 0.0)
 
     def predict_test(self, weights: Weights) -> Tensor:
-        return self._predict(weights, self.test.images)
+        return self._predict(weights, "test", self.test.images)
 
-    def _predict(self, weights: Weights, images: Tensor) -> Tensor:
+    def _predict(self, weights: Weights, who: str, images: Tensor) -> Tensor:
         self.net_pool.clear()
-        return predict(self.net_pool.take(weights), images, self.setup.views.plain, PREDICT_BATCH).cpu()
+        shown = self.banks.of_images(who, lambda: images)
+        views = shown.views or self.setup.views
+        return predict(self.net_pool.take(weights), shown.unlabeled, views.plain, PREDICT_BATCH).cpu()
 
     def validate(self, weights: Weights) -> Tensor:
         """The server's own tally, and those of the labelled sites that answer; what cannot be one is left out."""
         classes = len(self.setup.classes)
         counts = torch.zeros(3, classes, dtype=torch.float64)
         if self.kept_back is not None and len(self.kept_back):
-            counts += tally(self._predict(weights, self.kept_back.images), self.kept_back.labels.cpu(), classes)
+            counts += tally(
+                self._predict(weights, "kept back", self.kept_back.images), self.kept_back.labels.cpu(), classes
+            )
         for client, response in self._ask_judges("judge", {"model": weights}):
             counts += read_tally(response, client, classes, self._most_kept(client))
         return counts
@@ -256,7 +262,7 @@ class FlowerBackend:
         classes = len(self.setup.classes)
         counts = torch.zeros(2 ** len(models), classes, dtype=torch.float64)
         if self.kept_back is not None and len(self.kept_back):
-            probs = [self._predict(weights, self.kept_back.images) for weights in models]
+            probs = [self._predict(weights, "kept back", self.kept_back.images) for weights in models]
             counts += right_patterns(probs, self.kept_back.labels.cpu(), classes)
         sent: Payload = {f"model-{number}": weights for number, weights in enumerate(models)}
         for client, response in self._ask_judges("compare", sent):

@@ -303,5 +303,6 @@ def plan_for(
     split = Split(own, clients, np.arange(len(labels)), recipe, experiment.seed, "", kept_back)
     setup = site_setup(experiment, facts, len(federated.sites), federated.labeled)
     setup.build()  # a net that does not fit the images says so now
+    _ = setup.taken  # and so does a bank of features that is too large
     told = (*about_weights(experiment, setup), *((OTHER_SITES, *group_warnings(dataset)) if len(labels) else ()))
     return Plan(experiment, stages_of(experiment, kind), dataset, split, setup, told, federated.images)

@@ -28,7 +28,7 @@ from tacit.sites.wire import Response, unpack
 FILE, HEAD = "sent.jsonl", "sent.head"
 TALK = ("who", "hello", "refused", "waiting")  # messages that hold nothing that was learned
 REPLIES = ("train", "masked")  # what was learned in a round, in the clear or under the masks of secure aggregation
-PLAIN = ("train", "judge")  # messages in which everything has its name
+PLAIN = ("train", "judge", "compare")  # messages in which everything has its name
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ neither the piece size nor the other images have a say in what becomes of an ima
 viewing 5 and then 3 with the same generator.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -22,6 +22,7 @@ CHUNK = 512
 MOST_PIXELS = 1 << 23  # numbers in a piece: images of more than 73 pixels come in smaller ones
 
 WeakName = Literal["crop", "resize-crop", "none"]
+ViewKind = Literal["plain", "weak", "strong"]
 Operation = Callable[[Tensor, Tensor], Tensor]  # images and their rows of random numbers → images
 
 
@@ -96,6 +97,23 @@ class Views:
         """As `strong_view`, but still uint8."""
         numbers = draw(len(images), self._strong_numbers, generator)
         return self._in_pieces(images, self._strengthen, numbers, raw=True)
+
+    def drawn(self, kind: ViewKind, images: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """One view of each image, normalised, whose chance is the image's own: it has a generator for itself.
+
+        >>> views, images = Views(mean=(0.5,), std=(0.25,)), torch.arange(128, dtype=torch.uint8).view(2, 1, 8, 8)
+        >>> chance = lambda: [torch.Generator().manual_seed(number) for number in (1, 2)]
+        >>> both = views.drawn("weak", images, chance())
+        >>> torch.equal(views.drawn("weak", images[1:], chance()[1:]), both[1:])
+        True
+        """
+        operation, count = {
+            "plain": (lambda piece, _: piece, 0),
+            "weak": (self._weaken, WEAK_NUMBERS),
+            "strong": (self._strengthen, self._strong_numbers),
+        }[kind]
+        numbers = [draw(1, count, generator) for generator in generators]
+        return self._in_pieces(images, operation, torch.cat(numbers) if numbers else torch.empty(0, count))
 
     @property
     def _strong_numbers(self) -> int:

@@ -72,6 +72,7 @@ class DDRFed(GDGM, Method):
         "model and all unlabeled data, Future Generation Computer Systems 2025"
     )
     placements: ClassVar = ("some-clients", "clients", "server")
+    needs_pixels: ClassVar = True  # DSA and the diffusion model
     server_sends: ClassVar = {"model": "weights", "shares": "[K]"}
     client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
     merges_sums: ClassVar = {"model": "mean", "counts": "sum"}
