@@ -316,3 +316,19 @@ def test_means_of_groups_are_not_taken_for_clients() -> None:
     circles = [Reply(send={"model": {"w": torch.zeros(1)}}, examples=1) for _ in range(3)]
     with pytest.raises(TacitError, match="3 models that no client sent"):
         one.mean_model({"w": torch.zeros(1)}, circles)
+
+
+def test_a_method_that_averages_by_itself_is_not_called_defended(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from dataclasses import dataclass\n"
+        "from tacit import Reply, mean_model\n"
+        "from tacit.methods.fedavg import FedAvg\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        '    """FedAvg with a mean of its own."""\n\n'
+        "    def server_merge(self, state, replies, hub):\n"
+        '        return {"model": mean_model(replies)}\n'
+    )
+    with pytest.raises(TacitError, match="defends nothing"):
+        run_experiment(tiny_of(str(mine), "clients", robust__mean="median"), tmp_path / "run")

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tacit.backends import Outcome
 from tacit.contract import kinds
-from tacit.contract.method import Method, Reply, Task
+from tacit.contract.method import Method, Reply, Stage, Task
+from tacit.core.errors import TacitError
 from tacit.core.payload import Payload, Weights, weights_in
 from tacit.core.safeguards import Robust
 from tacit.engine import aside
@@ -53,6 +54,16 @@ def bounded(
     if settings.bounds_norms:
         told |= {"update_norms": [round(norm, 6) for norm in norms], "norm_limit": limit}
     return Bounded(used, refused, norms if settings.norm_quantile else [], told)
+
+
+def check_defended(settings: Robust, stage: Stage) -> None:
+    """Refuse to go on with a robust mean that a method does not use: it merged replies without hub.mean_model."""
+    if settings.mean != "mean":
+        raise TacitError(
+            f"Stage '{stage.name}' makes its model without hub.mean_model, so that robust.mean = \"{settings.mean}\" "
+            "defends nothing. In a method of your own, write hub.mean_model(old, replies) for mean_model(replies); "
+            'else leave robust.mean out, and write means = "nobody" in the class.'
+        )
 
 
 def bases_of(method: Method, task: Task | None, state: Payload) -> dict[str, Weights]:

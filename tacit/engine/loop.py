@@ -21,7 +21,7 @@ from tacit.core.payload import Payload, Weights
 from tacit.core.text import safe
 from tacit.data.federation import Federation
 from tacit.engine import aside, guard
-from tacit.engine.bounds import bounded
+from tacit.engine.bounds import bounded, check_defended
 from tacit.engine.handover import handover
 from tacit.engine.private import BudgetSpent, PrivateRound, declared, needs_secret, private_summary
 from tacit.engine.secure import Heard, Unseeing, add_up_here, heard_of, most_examples, rule_for, worth_telling
@@ -315,6 +315,8 @@ class Engine:
         """A merged state with its answer added to those of earlier rounds, where an average of them is wanted."""
         settings = self.plan.experiment.server
         learned = any(outcome.reply.examples > 0 for outcome in used)
+        if learned and not hub.next_memory and stage.method.client_sends:
+            check_defended(self.plan.experiment.robust, stage)
         if learned and not hub.next_memory and not settings.takes_the_mean and stage.name not in self.told:
             self.told.add(stage.name)
             log.warning(
