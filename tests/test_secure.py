@@ -248,6 +248,7 @@ def test_records_tell_nothing_of_single_clients(tmp_path: Path) -> None:
         assert 0 < record["secure_error"] < 1e-5
         # 32 bits a number, as a float has: what is added are the weights and figures of the sum.
         assert 1 <= record["bytes_up"] / usual["bytes_up"] < 1.01
+    assert "sums over at least two clients" in (run.folder / "card.html").read_text()
     assert run.records[-1]["accepted_ratio"] is not None  # over all clients, where a simulation knows it
     assert "secure_error" not in plain.records[0]
 

@@ -249,6 +249,13 @@ def _method(page: Document, plan: Plan) -> None:
         page.add(
             Text(f"It began with features that {learner} learned without labels. {find_method(learner).citation}.")
         )
+    if experiment.privacy.secure_aggregation:
+        seen = (
+            "were added up as they are in secure aggregation" if experiment.backend.name != "flower" else "were masked"
+        )
+        page.add(
+            Text(f"Replies of clients {seen}: what the server made the model of are sums over at least two clients.")
+        )
 
 
 def _pseudo_labels(

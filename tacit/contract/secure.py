@@ -20,8 +20,8 @@ def check_secure(experiment: Experiment, stages: Sequence[Stage]) -> None:
         if why := why_not(stage.method) or stage.method.needs_each(experiment):
             where = "" if stage.name == "main" else f" (in its stage '{stage.name}')"
             raise TacitError(
-                f"The method '{experiment.method['name']}' cannot merge from sums alone{where}: {why}; or choose "
-                f"another method, {OFF}."
+                f"The method '{experiment.method['name']}' cannot merge from sums alone{where}: {why}. Otherwise "
+                f"choose another method, {OFF}."
             )
     if experiment.robust.on:
         raise TacitError(
