@@ -48,6 +48,7 @@ class OpenRun(Run):
         try:
             self.notes: list[str] = []  # what was damaged, and what was done about it
             self.finished = False  # known after `recover`
+            self._saving = Saving()
             self._settings = experiment
             _open(folder, experiment, resume, self.notes)
             super().__init__(folder)
@@ -59,12 +60,20 @@ class OpenRun(Run):
             raise
 
     def close(self) -> None:
-        self._lock.close()
+        try:
+            self._saving.wait()
+        finally:
+            self._lock.close()
 
     @property
     def done(self) -> int:
         """How many rounds, of all stages, are finished."""
+        self._saving.wait()
         return self.manifest.done
+
+    def rounds(self) -> list[dict[str, Any]]:
+        self._saving.wait()
+        return super().rounds()
 
     def state(self) -> Payload:
         state = payload.read(self._checkpoint_path(self.done))
@@ -211,6 +220,7 @@ class OpenRun(Run):
                 self.manifest.append({"noted": {name: digest(content)}})
 
     def finish_stage(self, number: int, state: Payload) -> None:
+        self._saving.wait()
         with uninterrupted():
             found = payload.write(self._stage_path(number), state)
             self.manifest.append({"stage": number, "rounds": self.done, "state": found})
@@ -218,13 +228,17 @@ class OpenRun(Run):
     def finish_round(
         self, step: int, record: dict[str, Any], state: Payload, pictures: Mapping[str, Tensor] | None = None
     ) -> None:
-        """The record, the checkpoint, and last the line in the manifest: with it, the round counts as finished."""
-        with uninterrupted():
+        """The record, the checkpoint, and last the line in the manifest: with it, the round counts as finished.
+
+        It is written while the next round goes on, from a copy of the state; whatever looks at the folder waits for it.
+        """
+        line, copy = json.dumps(record) + "\n", payload.seal(state)
+
+        def save() -> None:
             for name, images in (pictures or {}).items():
                 write_atomically(self.folder / "pictures" / f"{name}.png", sheet(images))
-            line = json.dumps(record) + "\n"
             append(self.folder / "rounds.jsonl", line)
-            found = payload.write(self._checkpoint_path(step + 1), {STEP: step + 1, **state})
+            found = payload.write(self._checkpoint_path(step + 1), {STEP: step + 1, **copy})
             memory_files = ClientMemory(self.memory_folder).written(record["asked"], step)
             self.manifest.append(
                 {"round": step, "record": digest(line.encode()), "checkpoint": found, "kept": memory_files}
@@ -233,8 +247,11 @@ class OpenRun(Run):
                 if rounds <= step + 1 - self._settings.keep.checkpoints:
                     remove(path)
 
+        self._saving.begin(save)
+
     def finish(self, weights: Weights | None, summary: dict[str, Any], other_files: Mapping[str, bytes]) -> None:
         """The weights, what is written beside them (how to use them, the card), and last the summary: it is done."""
+        self._saving.wait()
         with uninterrupted():
             written = dict(other_files)
             if weights is not None:
@@ -243,6 +260,44 @@ class OpenRun(Run):
             for name, content in written.items():
                 write_atomically(self.folder / name, content)
             self.manifest.append({"files": {n: digest(content) for n, content in written.items() if n in RESULTS}})
+
+
+class Saving:
+    """One piece of writing at a time, in a thread of its own. What goes wrong there is raised where it is waited for.
+
+    >>> saving, done = Saving(), []
+    >>> saving.begin(lambda: done.append(1))
+    >>> saving.begin(lambda: done.append(2))                        # waits for the first
+    >>> saving.wait()
+    >>> done
+    [1, 2]
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def begin(self, work: Callable[[], None]) -> None:
+        self.wait()
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="tacit-saving")
+        with uninterrupted():
+            self._thread.start()
+
+    def wait(self) -> None:
+        with uninterrupted():
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 RESULTS = ("model.safetensors", "model.json", "evaluation.json", "summary.json")
