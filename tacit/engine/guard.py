@@ -1,8 +1,8 @@
 """The guard: which model is shipped, the method's, that of the labels alone (its twin), or their average.
 
 Labelled images that parties keep back, and that nobody learns, decide. The rule stands in `evaluation.paired`: the
-method's model is shipped if it leads its twin by `guard.lead` standard errors of the paired difference or more; with the
-default of 0, unless the twin was right more often.
+method's model is shipped if it leads its twin by `guard.lead` standard errors of the paired difference or more; with
+the default of 0, unless the twin was right more often.
 """
 
 from collections.abc import Mapping, Sequence
