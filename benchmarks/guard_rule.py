@@ -12,7 +12,7 @@ import torch
 from tacit.evaluation.paired import Judgement
 
 DISAGREE = 0.3
-LEAD = 0.3
+LEAD = 0.0  # the default of guard.lead
 DIFFERENCES = (-0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.2)
 
 
@@ -25,15 +25,15 @@ def takes_the_place(won: int, lost: int, lead: float) -> bool:
 def shipped(images: int, difference: float, lead: float = LEAD, disagree: float = DISAGREE) -> float:
     """The chance that a model which is better by `difference` (or worse, below 0) takes the twin's place.
 
-    >>> shipped(1, 0.0)                                             # one image: it is right alone, or it is not
-    0.15
+    >>> shipped(1, 0.0)                                             # one image: the twin is right alone, or it is not
+    0.85
     """
     disagree = max(disagree, abs(difference))
     won, lost = (disagree + difference) / 2, (disagree - difference) / 2
     total = 0.0
     for b in range(images + 1):
         for c in range(images + 1 - b):
-            if b > c and takes_the_place(b, c, lead):
+            if takes_the_place(b, c, lead):
                 rest = images - b - c
                 ways = math.comb(images, b) * math.comb(images - b, c)
                 total += ways * won**b * lost**c * (1 - disagree) ** rest

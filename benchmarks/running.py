@@ -10,7 +10,7 @@ from tacit.contract.method import Method
 from tacit.contract.parties import RoundInfo
 from tacit.core.payload import Payload
 from tacit.engine.loop import Engine
-from tacit.engine.run import _backend
+from tacit.engine.run import backend_of
 from tacit.runs.plan import Plan
 from tacit.runs.watchers import NullWatcher
 from tacit.runs.writer import OpenRun
@@ -58,7 +58,7 @@ def open_rounds(plan: Plan, folder: Path, method: Method | None = None) -> Itera
     opened = OpenRun(folder, plan.experiment, resume=False)
     try:
         opened.recover(plan.split)
-        backend = _backend(plan, opened)
+        backend = backend_of(plan, opened)
         try:
             seen = Memory()
             yield Rounds(Engine(plan, opened, backend, seen), method, seen)

@@ -344,3 +344,6 @@ def test_the_training_is_that_of_the_recipe_for_short_budgets(clinics: Path) -> 
     train, server = experiment.train, experiment.server
     assert (train.lr, train.schedule, train.schedule_by, train.end) == (0.05, "linear", "step", 0.02)
     assert (server.name, server.momentum) == ("momentum", 0.6)
+    assert train.label_smoothing == 0  # with it, hardly a prediction would be as sure as a pseudo-label must be
+    init(clinics / "north")
+    assert written(Path("north.toml")).server.name == "mean"  # nobody to average with

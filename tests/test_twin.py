@@ -85,19 +85,19 @@ def own(code: str, name: str, folder: Path, **more: object) -> Experiment:
 
 @pytest.mark.parametrize("images", [20, 50, 100])
 def test_what_the_rule_costs_and_keeps(images: int) -> None:
-    """The expected loss against the labels alone is at most an eighth of a standard error, that of gains a third."""
+    """The expected loss against the labels alone is at most a quarter of a standard error, that of gains a sixth."""
     error = math.sqrt(0.3 / images)
     for difference in (0.01, 0.02, 0.05, 0.1, 0.2):
-        assert shipped(images, -difference) * difference < error / 8
-        assert (1 - shipped(images, difference)) * difference < error / 3
-    assert shipped(images, -0.2) < 0.03  # what fixmatch loses where one client of ten is labelled
-    assert shipped(images, 0.0) < 0.5  # what is no better does not take the twin's place more often than not
+        assert shipped(images, -difference) * difference < error / 4
+        assert (1 - shipped(images, difference)) * difference < error / 6
+    assert shipped(images, -0.2) < 0.07  # what fixmatch loses where one client of ten is labelled
+    assert 0.5 < shipped(images, 0.0) < 0.6  # where there is nothing to choose, a little more often the method
 
 
 def test_the_exact_rates_are_those_of_a_simulation() -> None:
     drawn = np.random.default_rng(0).multinomial(50, [0.175, 0.125, 0.7], size=4000)
     counts = (torch.tensor([[float(rest)], [float(c)], [float(b)], [0.0]]) for b, c, rest in drawn)
-    chosen = sum(Judgement(each).best(0.3) for each in counts) / 4000
+    chosen = sum(Judgement(each).best(0.0) for each in counts) / 4000
     assert chosen == pytest.approx(shipped(50, 0.05), abs=0.025)
 
 
@@ -187,7 +187,7 @@ def test_it_is_no_part_of_a_bound_and_of_a_budget() -> None:
         ({**GUARD, "reporting": "best"}, r"test images must not choose it"),
         ({**GUARD, "guard.every": 0}, r"guard\.every = 0"),
         ({**GUARD, "guard.evry": 2}, r"Did you mean 'guard\.every'"),
-        ({**GUARD, "guard.lead": -1}, r"guard\.lead = -1"),
+        ({**GUARD, "guard.lead": 11}, r"guard\.lead = 11"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
@@ -212,7 +212,7 @@ def test_a_method_that_ruins_its_model_is_caught(tmp_path: Path) -> None:
     found = run.summary["guard"]
     assert found["ships"] == "twin"
     assert found["against_twin"]["method"]["high"] < 0
-    assert "worse, by more than chance makes" in found["sentence"]
+    assert "that is more than chance makes" in found["sentence"]
     twin = payload.weights_in(payload.read(tmp_path / "run" / "checkpoint" / "stage-0.safetensors"), "model")
     assert same(run.weights, twin)
     last = [record for record in run.records if record["stage"] == "twin"][-1]

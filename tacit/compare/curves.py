@@ -11,20 +11,26 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from tacit.compare.results import bounds_of
 from tacit.compare.t_test import quantile
 from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
+from tacit.core.seeds import numpy_generator
 from tacit.core.settings import Experiment
-from tacit.engine.run import run_experiment
+from tacit.data.federation import make_setup
+from tacit.data.split import Part, Split
+from tacit.engine.run import backend_of, run_plan
 from tacit.runs.folder import Run
+from tacit.runs.plan import Plan, prepare
+from tacit.runs.watchers import NullWatcher
 
 SHARES = (1.0, 0.5, 0.25)  # of the labels; the whole first, so that the first run tells how long one takes
 MOST_REPEATS = 5
-MOST_KEPT = 0.6  # of the labels: with a quarter of the rest, a tenth of all is learned
 Told = Callable[[str], None]
 
 
@@ -94,30 +100,39 @@ def check_curves(run: Run) -> Gain:
         )
     if (run.summary or {}).get(found["by"]) is None:
         raise TacitError(f"{run.folder} has no test images, and curves are measured on them.")
-    if run.experiment.data.validation > MOST_KEPT:
-        raise TacitError(
-            f"{run.folder} keeps {run.experiment.data.validation:g} of its labels back, so that too few are left for a "
-            f"curve. Run it with data.validation = {MOST_KEPT} or less."
-        )
     pair = found["against_twin"]["method"]
     return Gain(pair["difference"], pair["low"], pair["high"])
 
 
-def with_share(experiment: Experiment, share: float, repeat: int) -> Experiment:
-    """The labels alone with a share of the labels that this experiment learns from, in as many steps as with all.
-
-    Those that are not used are kept back, as validation images are, so that nobody learns them.
-    """
+def with_share(experiment: Experiment, share: float, repeat: int) -> Plan:
+    """The labels alone with a share of the labels that this experiment learns from, in as many steps as with all."""
     lower = bounds_of(experiment, as_many=True)[0]
     changes = {
-        "data.validation": round(1 - share * (1 - lower.data.validation), 6),
         "train.epochs": round(lower.train.epochs / share),
         "train.server_epochs": round(lower.train.server_epochs / share),
         "evaluate_every": lower.rounds,
         "seed": lower.seed + repeat,
         "title": f"the labels alone, {share:g} of them",
     }
-    return resolve(lower.to_dict(), changes)
+    plan = prepare(resolve(lower.to_dict(), changes))
+    split = thinned(plan.split, np.asarray(plan.dataset.train_labels), share)
+    held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
+    setup = make_setup(plan.experiment, plan.dataset, split)
+    return replace(plan, split=split, setup=setup, registered=held)
+
+
+def thinned(split: Split, labels: np.ndarray, share: float) -> Split:
+    """A split with a share of its labels, of each class over all parties, one at least; smaller shares are parts of
+    larger ones."""
+    everybody = np.concatenate([split.server, *(part.labeled for part in split.clients)])
+    kept = []
+    for one in np.unique(labels[everybody]):
+        own = np.sort(everybody[labels[everybody] == one])
+        order = numpy_generator(split.seed, "curves", int(one)).permutation(own)
+        kept.append(order[: math.ceil(share * len(own))])
+    chosen = np.concatenate(kept)
+    clients = tuple(Part(part.labeled[np.isin(part.labeled, chosen)], part.unlabeled) for part in split.clients)
+    return replace(split, server=split.server[np.isin(split.server, chosen)], clients=clients)
 
 
 def label_curves(run: Run, out: Path, minutes: float, tell: Told) -> list[list[float]]:
@@ -132,7 +147,7 @@ def label_curves(run: Run, out: Path, minutes: float, tell: Told) -> list[list[f
         started, figures = time.monotonic(), list[float]()
         for share in SHARES:
             folder = out / f"labels-{share:g}-repeat{repeat}"
-            one = run_experiment(with_share(run.experiment, share, repeat), folder, resume=True)
+            one = run_plan(with_share(run.experiment, share, repeat), folder, backend_of, True, NullWatcher())
             figures.append((one.summary or {})[by])
         found.append(figures)
         tell(f"repeat {repeat + 1}: " + ", ".join(f"{s:g} of the labels {100 * f:.1f} %" for s, f in _pairs(figures)))

@@ -154,11 +154,7 @@ def propose(
             *_epochs(clients),
             _line("class_weights", "balanced", skew.why_weigh) if skew.weigh else "",
         ],
-        [
-            "[server]",
-            _line("name", "momentum", "the global model goes on in the direction of earlier rounds"),
-            _line("momentum", 0.6, "so much of it"),
-        ],
+        _server(clients or len(sites)),
         [
             "[method]",
             _line("name", method, "learns from unlabelled images, too; fedavg: the labels alone")
@@ -182,6 +178,20 @@ def _net(photographs: bool, gpu: bool) -> list[str]:
         ]
     name, why = ("wrn-28-2", "wide residual net, for the GPU") if gpu else ("cnn", "small and quick; wrn-28-2: better")
     return ["[net]", _line("name", name, why), _line("norm", "gn", "group norm: works when sites differ")]
+
+
+def _server(parties: int) -> list[str]:
+    """Momentum for a mean of several; one party alone is better off without (docs/training.md).
+
+    Of that recipe, smoothed labels are left out: they keep predictions below the confidence that pseudo-labels need.
+    """
+    if parties < 2:
+        return []
+    return [
+        "[server]",
+        _line("name", "momentum", "the global model goes on in the direction of earlier rounds"),
+        _line("momentum", 0.6, "so much of it"),
+    ]
 
 
 def _budget(rounds: int, measured: Measured | None) -> str:

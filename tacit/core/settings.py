@@ -232,8 +232,8 @@ class Guard(Section):
         int, Field(ge=0, le=EPOCHS, description="the twin's passes over labels in a round (0: as the stages tell)")
     ] = 0
     lead: Annotated[
-        float, Field(ge=0, le=10, description="standard errors by which a model must lead to take the twin's place")
-    ] = 0.3
+        float, Field(ge=-10, le=10, description="standard errors by which the method must lead its twin to be shipped")
+    ] = 0.0
 
 
 class Server(Section):

@@ -1,7 +1,8 @@
 """The guard: which model is shipped, the method's, that of the labels alone (its twin), or their average.
 
-Labelled images that parties keep back, and that nobody learns, decide. The rule stands in `evaluation.paired`: the twin
-stays unless another is ahead of it by `guard.lead` standard errors of the paired difference.
+Labelled images that parties keep back, and that nobody learns, decide. The rule stands in `evaluation.paired`: the
+method's model is shipped if it leads its twin by `guard.lead` standard errors of the paired difference or more; with
+the default of 0, unless the twin was right more often.
 """
 
 from collections.abc import Mapping, Sequence
@@ -88,7 +89,7 @@ def sentence(found: Mapping[str, Any]) -> str:
     >>> told = {"ships": "method", "by": "accuracy", "images": 50, "against_twin": {"method": method}}
     >>> print(sentence(told))
     Shipped: the method's model. On 50 labelled images that nobody learned, it is ahead of the labels alone by 10.0
-    points of accuracy (95 % interval -2.0 to +21.2): more likely better than not, but chance could have made it.
+    points of accuracy (95 % interval -2.0 to +21.2): chance could have made that.
     >>> print(sentence({**told, "ships": "twin"})[:57])
     Shipped: the model of the labels alone (the guard's twin)
     """
@@ -102,21 +103,18 @@ def sentence(found: Mapping[str, Any]) -> str:
     pair = found["against_twin"].get(name)
     if pair is None:
         return "Shipped: the model of the labels alone (the guard's twin). The method made no model."
-    low, high = 100 * pair["low"], 100 * pair["high"]
-    span = f"(95 % interval {low:+.1f} to {high:+.1f})"
+    low, high, lead = 100 * pair["low"], 100 * pair["high"], pair["difference"]
+    points = f"{abs(100 * lead):.1f} points of {by} (95 % interval {low:+.1f} to {high:+.1f})"
+    how = f"ahead of the labels alone by {points}" if lead > 0 else f"behind the labels alone by {points}"
+    if not lead:
+        how = f"right as often as the labels alone (95 % interval of the difference {low:+.1f} to {high:+.1f} points)"
+    sure = "no difference is seen" if not lead else "chance could have made that"
+    if low > 0 or high < 0:
+        sure = "that is more than chance makes"
     few = f" With fewer than {FEW_IMAGES} such images only large differences can be told." * (images < FEW_IMAGES)
-    points = f"{abs(100 * pair['difference']):.1f} points of {by} {span}"
-    if found["ships"] == TWIN:
-        lead = pair["difference"]
-        how = "right as often" if not lead else f"{'ahead of it' if lead > 0 else 'behind it'} by {points}"
-        sure = "worse, by more than chance makes" if high < 0 else "not shown to be better"
-        return (
-            "Shipped: the model of the labels alone (the guard's twin), without what the method made of the unlabelled "
-            f"images. On {images:,} labelled images that nobody learned, the method's model is {how}: {sure}.{few}"
-        )
-    what = "the method's model" if name == METHOD else "the average of the method's model and that of the labels alone"
-    sure = "more than chance makes" if low > 0 else "more likely better than not, but chance could have made it"
-    return (
-        f"Shipped: {what}. On {images:,} labelled images that nobody learned, it is ahead of the labels alone by "
-        f"{points}: {sure}.{few}"
-    )
+    shipped, what = {
+        TWIN: ("the model of the labels alone (the guard's twin)", "the method's model"),
+        METHOD: ("the method's model", "it"),
+        AVERAGE: ("the average of the method's model and that of the labels alone", "it"),
+    }[found["ships"]]
+    return f"Shipped: {shipped}. On {images:,} labelled images that nobody learned, {what} is {how}: {sure}.{few}"

@@ -34,7 +34,7 @@ def run_experiment(experiment: Experiment, out: Path, *, resume: bool = False, w
     check_run(experiment, out)
     if resume:
         check_same(out, experiment)  # before any data is loaded
-    return run_plan(prepare(experiment, saved_split(out) if resume else None), out, _backend, resume, watcher)
+    return run_plan(prepare(experiment, saved_split(out) if resume else None), out, backend_of, resume, watcher)
 
 
 def run_plan(
@@ -75,7 +75,8 @@ def _note_data(plan: Plan, folder: OpenRun) -> None:
     folder.note(TRAINED, lambda: trained_file(plan))
 
 
-def _backend(plan: Plan, folder: OpenRun) -> Backend:
+def backend_of(plan: Plan, folder: OpenRun) -> Backend:
+    """The backend that an experiment asks for."""
     settings = plan.experiment.backend
     federation = Federation(plan.dataset, plan.split, plan.setup.device)
     workers = settings.workers or default_workers()
