@@ -405,7 +405,7 @@ class Experiment(Section):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings, without what is off of sections and settings that came later: older runs stay what they were."""
+        """All settings, without what is off and came later; older runs stay what they were."""
         settings = self.model_dump(exclude_none=True)
         off = {"pretrain": not self.pretrain.on, "guard": not self.guard.on}
         off |= {name: not getattr(self, name).changed for name in ("robust", "privacy")}
