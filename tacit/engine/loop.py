@@ -127,7 +127,8 @@ class Engine:
         clock = Clock()
         hub = self._hub(round_info, state)
         tasks = stage.method.server_send(aside.methods_part(state), hub)
-        private = PrivateRound.of(self.plan.setup, stage.method, hub, tasks, self.folder.records)
+        past = self.folder.records if self.plan.setup.privacy.on else ()  # read from disk
+        private = PrivateRound.of(self.plan.setup, stage.method, hub, tasks, past)
         tasks = private.shared_out(tasks)
         reached = [task for task in tasks if not self._strikes(round_info, task, "dropout")]
         clock.lap("send")
