@@ -266,7 +266,7 @@ def banked(bank: Bank, shard: Shard) -> Shard:
     device = shard.labeled.labels.device
     settings: dict[str, Any] = {f.name: getattr(source.views, f.name) for f in dataclasses.fields(Views)}
     return Shard(
-        Labeled(tickets(labeled, 0, device), shard.labeled.labels.clone()),
+        Labeled(tickets(labeled, 0, device), shard.labeled.labels),
         tickets(len(shard.unlabeled), labeled, device),
         shard.repeated,
         BankViews(**settings, bank=bank),
@@ -278,7 +278,7 @@ class Banks:
 
     def __init__(self, source: Source | None) -> None:
         self.source = source
-        self._held: OrderedDict[Hashable, tuple[Bank, Shard]] = OrderedDict()
+        self._held: OrderedDict[Hashable, tuple[Bank, Shard]] = OrderedDict()  # the shard has tickets, no pixels
 
     def of(self, who: Hashable, shard: Callable[[], Shard]) -> Shard:
         """The shard as its party sees it: with images, or with tickets of its bank. Tickets are new each time, so that
@@ -287,11 +287,14 @@ class Banks:
             return shard()
         if who not in self._held:
             own = shard()
-            self._held[who] = Bank(self.source, torch.cat([own.labeled.images, own.unlabeled])), own
+            bank = Bank(self.source, torch.cat([own.labeled.images, own.unlabeled]))
+            self._held[who] = bank, banked(bank, own)
         self._held.move_to_end(who)
         while len(self._held) > 1 and sum(bank.nbytes for bank, _ in self._held.values()) > HELD:
             self._held.popitem(last=False)
-        return banked(*self._held[who])
+        mine = self._held[who][1]
+        labeled = Labeled(mine.labeled.images.clone(), mine.labeled.labels.clone())
+        return dataclasses.replace(mine, labeled=labeled, unlabeled=mine.unlabeled.clone())
 
     def of_images(self, who: Hashable, images: Callable[[], Tensor]) -> Shard:
         """The same for images that are only looked at, such as those of a test."""
