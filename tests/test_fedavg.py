@@ -13,6 +13,7 @@ import runs
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Hub
 from tacit.core.payload import Weights, weights_in
+from tacit.core.safeguards import Robust
 from tacit.core.settings import Server
 from tacit.methods.fedavg import FedAvg
 from tacit.runs.folder import Run
@@ -31,7 +32,7 @@ class HubByHand(SimpleNamespace):
 
 
 def hub(number: int, labeled_clients: Sequence[int] = ()) -> Any:
-    nothing, plain = SimpleNamespace(labeled=[]), SimpleNamespace(server=Server())
+    nothing, plain = SimpleNamespace(labeled=[]), SimpleNamespace(server=Server(), robust=Robust())
     more = {"labeled_clients": labeled_clients, "memory": {}, "next_memory": {}}
     return HubByHand(round=number, shard=nothing, _setup=plain, **more)
 

@@ -16,13 +16,13 @@ pytest.importorskip("flwr")
 from test_sites import Here, at_sites, simulated
 
 from runs import digest
+from tacit.contract.fixed_point import Ring
 from tacit.core import payload
 from tacit.core.console import SafeConsole
 from tacit.core.errors import TacitError
 from tacit.core.settings import Experiment
 from tacit.data.party import FACTS
 from tacit.engine.run import run_experiment, run_plan
-from tacit.pieces.fixed_point import Ring
 from tacit.runs.folder import Run
 from tacit.runs.plan import prepare
 from tacit.runs.watchers import NullWatcher

@@ -17,7 +17,7 @@ from tacit.contract.messages import Task as Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload, Weights, weights_in
-from tacit.core.settings import Experiment
+from tacit.core.settings import Experiment as Experiment
 from tacit.pieces.aggregate import shares, weighted_mean
 
 # Types of options: what is out of range is refused before any work. A text in an Annotated[...] is the help of

@@ -31,6 +31,7 @@ class Shard:
     def held(self) -> int:
         """How many images it holds; one that is labelled and unlabelled data counts once.
 
+        >>> import torch
         >>> Shard(Labeled(torch.zeros(27, 1, 8, 8), torch.zeros(27)), torch.zeros(97, 1, 8, 8), repeated=27).held
         97
         """

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from tacit.contract import kinds
+from tacit.contract.fixed_point import FixedPoint, Floats, Ring, clipped, ring_type
 from tacit.contract.kinds import Kind
 from tacit.contract.method import Method, Reply
 from tacit.core.errors import TacitError
 from tacit.core.payload import Payload, Value
 from tacit.core.safeguards import Privacy
-from tacit.pieces.fixed_point import FixedPoint, Floats, Ring, clipped, ring_type
 
 WAYS = ("mean", "sum", "rows")
 WHOLE = 2.0**20  # range of whole numbers among weights: BN's counters of steps

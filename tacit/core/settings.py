@@ -232,7 +232,7 @@ class Guard(Section):
         int, Field(ge=0, le=EPOCHS, description="the twin's passes over labels in a round (0: as the stages tell)")
     ] = 0
     lead: Annotated[
-        float, Field(ge=-10, le=10, description="standard errors by which the method must lead its twin to be shipped")
+        float, Field(ge=-0.5, le=10, description="standard errors by which the method must lead its twin to be shipped")
     ] = 0.0
 
 

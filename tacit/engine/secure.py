@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from tacit.backends import Outcome
+from tacit.contract.fixed_point import Ring
 from tacit.contract.method import Stage, Task
 from tacit.contract.parties import RoundInfo
 from tacit.contract.sums import Summation, summation, summed
 from tacit.core.errors import TacitError
 from tacit.core.safeguards import Privacy
-from tacit.pieces.fixed_point import Ring
 from tacit.runs.plan import Plan
 
 COARSE = 1e-3  # an error of weights that is told

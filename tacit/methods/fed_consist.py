@@ -7,10 +7,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import nn
 
-from tacit.contract.method import Reply, Share
+from tacit.contract.method import Experiment, Reply, Share
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, weights_in
-from tacit.core.settings import Experiment
 from tacit.methods.fixmatch import Accept, FixMatch
 from tacit.pieces.aggregate import labeled_shares, shares
 from tacit.pieces.train import View

@@ -10,10 +10,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit.contract.method import Count, Method, NotNegative, Reply, Share, Task
+from tacit.contract.method import Count, Experiment, Method, NotNegative, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
-from tacit.core.settings import Experiment
 from tacit.nets.optimizer import clip_gradient, give_momentum, momentum_of, trained_by
 from tacit.pieces.aggregate import server_momentum
 from tacit.pieces.debias import average_prediction, debias, moving_prediction

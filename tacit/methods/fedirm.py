@@ -15,6 +15,7 @@ from tacit.contract.method import (
     AtLeastOne,
     Count,
     Epochs,
+    Experiment,
     Held,
     Method,
     NotNegative,
@@ -27,7 +28,6 @@ from tacit.contract.method import (
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
-from tacit.core.settings import Experiment
 from tacit.nets.layers import Net
 from tacit.pieces.aggregate import labeled_shares, shares
 from tacit.pieces.consistency import two_view_batches

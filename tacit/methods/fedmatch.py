@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from tacit.contract.method import AtLeastOne, Count, Method, NotNegative, Reply, Share, Task
+from tacit.contract.method import AtLeastOne, Count, Experiment, Method, NotNegative, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
-from tacit.core.settings import Experiment
 from tacit.pieces.aggregate import shares, stacked, unstacked
 from tacit.pieces.debias import average_prediction, debias, debiasing
 from tacit.pieces.label import PseudoLabels, confident

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.contract.method import Count, Method, NotNegative, Positive, Reply, Share, Task
+from tacit.contract.method import Count, Experiment, Method, NotNegative, Positive, Reply, Share, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, weights_in
-from tacit.core.settings import Experiment
 from tacit.nets.optimizer import give_momentum, live_taps_only, momentum_of, optimizer_step
 from tacit.nets.statistics import pooled_statistics
 from tacit.pieces.aggregate import server_momentum, shares

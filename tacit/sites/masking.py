@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tacit.backends.base import Worker
+from tacit.contract.fixed_point import Ring
 from tacit.contract.kinds import Registration
 from tacit.contract.method import Method, Reply, Task
 from tacit.contract.sums import summation
@@ -15,7 +16,6 @@ from tacit.core.errors import TacitError
 from tacit.core.payload import Payload, content_digest, tensor_in
 from tacit.core.safeguards import Privacy
 from tacit.engine.validation import refusal_reason
-from tacit.pieces.fixed_point import Ring
 from tacit.sites.accept import Refusal
 from tacit.sites.secagg import Participant
 from tacit.sites.unseen import (

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from tacit.contract.fixed_point import Ring
 from tacit.core.errors import TacitError
-from tacit.pieces.fixed_point import Ring
 
 SECRET = 32  # bytes of a key or a seed
 NONCE = 12

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tacit.backends.base import Worker, one_thread
+from tacit.contract.fixed_point import Ring
 from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Labeled, RoundInfo, Setup, Shard
 from tacit.core import payload
@@ -29,7 +30,6 @@ from tacit.data.party import Facts, PartyData, load_party
 from tacit.data.placement import keep_back
 from tacit.data.split import validation_generator
 from tacit.nets.weights import check_available
-from tacit.pieces.fixed_point import Ring
 from tacit.runs.memory import ClientMemory
 from tacit.runs.plan import stages_of
 from tacit.sites import policy as rules

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.contract.fixed_point import Ring, ring_type
 from tacit.contract.method import Task
 from tacit.contract.sums import Summation
 from tacit.core import payload
@@ -26,7 +27,6 @@ from tacit.core.errors import TacitError
 from tacit.core.payload import Limits, Payload, Weights
 from tacit.core.text import safe
 from tacit.engine.secure import Total, too_few
-from tacit.pieces.fixed_point import Ring, ring_type
 from tacit.sites.secagg import Assembly, Keys, Shares, circle_of
 from tacit.sites.wire import Response, unpack
 

@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 
 from torch import Tensor
 
+from tacit.contract.kinds import parse
 from tacit.contract.method import Method, Reply
 from tacit.contract.parties import Hub, Labeled, Shard
 from tacit.contract.sums import said_of_this_merge, summation, summed, why_not
@@ -30,6 +31,8 @@ def sums(trial: Trial) -> Verdict:
         declares = method.merges_sums and said_of_this_merge(method)
         if not merging.replies or not declares or method.needs_each(whole.plan.experiment):
             continue
+        if any(parse(kind).word == "any" for kind in method.client_sends.values()):
+            continue  # the rule on bad replies tells of it
         remedy = (
             "Let server_merge use replies only through means by sum_weight and through sums; or take merges_sums out, "
             "and say in merges_each why it needs each reply."

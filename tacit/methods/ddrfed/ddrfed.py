@@ -12,6 +12,7 @@ from tacit.contract.method import (
     UNKNOWN,
     Count,
     Epochs,
+    Experiment,
     Held,
     Method,
     NotNegative,
@@ -24,7 +25,6 @@ from tacit.contract.method import (
 )
 from tacit.contract.parties import Client, Hub, Party
 from tacit.core.payload import Payload, Weights, tensor_in, weights_in
-from tacit.core.settings import Experiment
 from tacit.methods.ddrfed.gdgm import generator_stages, mean_figure
 from tacit.methods.ddrfed.generator import GDGM
 from tacit.nets.optimizer import live_taps_only, optimizer_step
