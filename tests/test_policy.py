@@ -7,7 +7,6 @@ import queue
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +19,13 @@ from tacit.cli import site_log
 from tacit.cli.app import complete
 from tacit.config.resolve import resolve
 from tacit.core.errors import TacitError
+from tacit.core.settings import Experiment
 from tacit.engine.run import run_experiment
 from tacit.runs.watchers import NullWatcher
 from tacit.sites.accept import Refusal
 from tacit.sites.approval import Approval, SiteJob
 from tacit.sites.home import init_site
-from tacit.sites.policy import Policy, check_job, is_secure, policy_of, privacy_of, read_policy
+from tacit.sites.policy import Policy, check_job, policy_of, privacy_of, read_policy
 from tacit.sites.server import run_at_sites
 from tacit.sites.trail import names_in, problems, read_trail
 
@@ -114,6 +114,11 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "names": ({"names": ("counts",)}, {}, "does not let 'model' leave"),
     "tally": ({"names": ("model",)}, {"data.validation": 0.2}, "does not let 'tally' leave"),
+    "patterns": (
+        {"names": ("model", "tally")},
+        {"data.validation": 0.2, "guard.on": True},
+        "does not let 'patterns' leave",
+    ),
     "rounds": ({"max_rounds": 1}, {"rounds": 2}, "allows 1 rounds of a job, this one has 2 (max_rounds)"),
     "images": ({"min_images": 10_000}, {}, "fewer images than its policy asks for to take part (min_images)"),
     "privacy": ({"require_dp": True}, {}, "asks for differential privacy, which this job does not have (require_dp)"),
@@ -129,8 +134,9 @@ def test_what_breaks_the_policy_is_refused_before_anything_is_computed(
     own = {key.replace(".", "__"): value for key, value in changes.items()}
     monkeypatch.setattr(Worker, "run", lambda *_: pytest.fail("it trained"))
     monkeypatch.setattr(Worker, "validate", lambda *_: pytest.fail("it judged"))
+    monkeypatch.setattr(Worker, "compare", lambda *_: pytest.fail("it compared"))
     site, said = make_site(parties, tmp_path, policy=Policy(**rules))
-    for kind in ("hello", "train", "judge"):  # also where the server never said hello
+    for kind in ("hello", "train", "judge", "compare"):  # also where the server never said hello
         answer = ask(parties, site, kind, **own)
         assert answer.kind == "refused"
         assert words in answer.why
@@ -147,27 +153,21 @@ def test_the_server_is_told_and_the_run_does_not_start(parties: Path, tmp_path: 
 
 
 def test_privacy_settings_are_looked_up() -> None:
-    experiment = resolve(FEDAVG)
+    def with_privacy(**keys: float) -> Experiment:
+        return resolve(FEDAVG, {f"privacy.{key}": value for key, value in keys.items()})
 
-    def with_privacy(**keys: float | None) -> Any:
-        own = {"clip": 1.0, "noise": 1.0, "delta": 1e-5, "epsilon": None, **keys}
-        return SimpleNamespace(
-            **{name: getattr(experiment, name) for name in ("method", "pretrain", "data")},
-            privacy=SimpleNamespace(**own),
-        )
-
-    assert privacy_of(with_privacy(noise=0.0)) == (False, 0.0)
-    assert privacy_of(with_privacy(epsilon=3.0)) == (True, 3.0)
+    assert privacy_of(resolve(FEDAVG)) == (False, 0.0)
+    assert privacy_of(with_privacy(clip=1.0)) == (False, 0.0)
+    assert privacy_of(with_privacy(clip=1.0, noise=1.0, epsilon=3.0)) == (True, 3.0)
     rules = Policy(require_dp=True, max_epsilon=4.0)
-    check_job(rules, with_privacy(epsilon=3.0), ())
+    check_job(rules, with_privacy(clip=1.0, noise=1.0, epsilon=3.0), ())
     with pytest.raises(Refusal, match="at most, this job has 5"):
-        check_job(rules, with_privacy(epsilon=5.0), ())
+        check_job(rules, with_privacy(clip=1.0, noise=1.0, epsilon=5.0), ())
     with pytest.raises(Refusal, match="at most, this job has none"):
-        check_job(rules, with_privacy(), ())
+        check_job(rules, with_privacy(clip=1.0, noise=1.0), ())
     with pytest.raises(Refusal, match="asks for differential privacy"):
-        check_job(rules, with_privacy(epsilon=3.0, clip=None), ())
-    assert not is_secure(with_privacy())
-    assert is_secure(with_privacy(secure_aggregation=True))
+        check_job(rules, with_privacy(clip=1.0), ())
+    check_job(Policy(require_secure_aggregation=True), with_privacy(secure_aggregation=True), ())
 
 
 # --- Limits, counted -------------------------------------------------------------------------------------------------

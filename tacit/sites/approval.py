@@ -22,7 +22,7 @@ from tacit.core.text import safe
 from tacit.nets.heads import feature_size
 from tacit.pieces.train import weights_of
 from tacit.sites.accept import Refusal
-from tacit.sites.policy import is_secure, privacy_of
+from tacit.sites.policy import privacy_of
 from tacit.sites.wire import Request
 
 FOLDER = "jobs"
@@ -143,7 +143,7 @@ def describe_job(job: str, experiment: Experiment, stages: tuple[Stage, ...], se
             f"  labels at: {experiment.data.placement}; classes: {len(setup.classes)}; net: {experiment.net.name}; "
             f"{train.epochs} epochs a round; seed {experiment.seed}",
             f"  differential privacy: {'yes,' + budget if on else 'no'}; secure aggregation: "
-            f"{'yes' if is_secure(experiment) else 'no'}",
+            f"{'yes' if experiment.privacy.secure_aggregation else 'no'}",
             *(f"  {line}" for stage in stages for line in _leaves(stage, setup)),
             *(["  with each evaluation: tally (three numbers a class)"] if experiment.data.validation else []),
             "  once: whether this site holds labels, and how many images",

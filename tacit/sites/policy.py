@@ -133,6 +133,7 @@ def _check_names(policy: Policy, experiment: Experiment, stages: Sequence[Stage]
         return
     declared = [name for stage in stages for name in stage.method.client_sends if not name.endswith("?")]
     declared += ["tally"] if experiment.data.validation else []
+    declared += ["patterns"] if experiment.guard.on else []
     for name in declared:
         if name not in policy.names:
             raise Refusal(f"its policy does not let '{name}' leave, which this job sends (names)")
@@ -149,7 +150,7 @@ def _check_privacy(policy: Policy, experiment: Experiment) -> None:
         has = f"has {epsilon:g}" if epsilon else "has none"
         most = f"{policy.max_epsilon:g}"
         raise Refusal(f"its policy allows a privacy budget of {most} at most, this job {has} (max_epsilon)")
-    if policy.require_secure_aggregation and not is_secure(experiment):
+    if policy.require_secure_aggregation and not experiment.privacy.secure_aggregation:
         raise Refusal(
             "its policy asks for secure aggregation, which this job does not have (require_secure_aggregation)"
         )
@@ -157,18 +158,8 @@ def _check_privacy(policy: Policy, experiment: Experiment) -> None:
 
 def privacy_of(experiment: Experiment) -> tuple[bool, float]:
     """Whether an experiment has differential privacy, and the ε at which it ends (0: none is set)."""
-    clip, noise, epsilon = (_privacy(experiment, key) or 0.0 for key in ("clip", "noise", "epsilon"))
-    return (True, float(epsilon)) if clip > 0 and noise > 0 else (False, 0.0)
-
-
-def is_secure(experiment: Experiment) -> bool:
-    """Whether the server of an experiment learns sums only."""
-    return bool(_privacy(experiment, "secure_aggregation"))
-
-
-def _privacy(experiment: Experiment, key: str) -> Any:
-    """A setting of [privacy]; None in a tacit that has no such section or key."""
-    return getattr(getattr(experiment, "privacy", None), key, None)
+    settings = experiment.privacy
+    return (True, settings.epsilon or 0.0) if settings.on and settings.noise > 0 else (False, 0.0)
 
 
 def check_images(policy: Policy, images: int) -> None:
