@@ -416,3 +416,19 @@ def test_a_client_that_is_asked_twice_is_not_covered() -> None:
     other = {"model": {"w": torch.zeros(200, 100), "n": torch.tensor(4)}}
     with pytest.raises(TacitError, match="sends different 'model'"):
         noised_mean(setup, Method(), STATE, [Task(0, STATE), Task(1, other)], [], 2, torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (
+            {"privacy.clip": 1.0, "privacy.noise": 1.0},
+            r"clip \(differential privacy\) and secure_aggregation do not go",
+        ),
+        ({"robust.mean": "median"}, r"\[robust\] looks at each client's reply, which secure aggregation keeps from"),
+        ({"robust.max_norm": 1.0}, r"\[robust\] looks at each client's reply"),
+    ],
+)
+def test_what_needs_single_replies_is_refused_with_secure_aggregation(other: dict[str, Any], said: str) -> None:
+    with pytest.raises(TacitError, match=said):
+        stages_of(resolve({"method": "fedavg", "privacy.secure_aggregation": True, **other}))
