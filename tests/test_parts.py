@@ -1,14 +1,20 @@
 """`train.parts`: a round is about a part of a client's images."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from tacit.backends.parts import part_in_turn, shard_in_turn
 from tacit.compare.results import budget_of
 from tacit.config.resolve import resolve
-from tacit.contract.parties import Labeled, RoundInfo, Shard
+from tacit.contract.method import Reply
+from tacit.contract.parties import Client, Hub
+from tacit.contract.parts import part_in_turn, shard_in_turn
+from tacit.contract.shard import Labeled, Shard
 from tacit.core.errors import TacitError
+from tacit.core.payload import Weights
 from tacit.engine.run import run_experiment
+from tacit.methods.fedavg import FedAvg
 from tacit.runs.folder import Run
 
 SMALL = {
@@ -31,12 +37,12 @@ def test_in_as_many_rounds_as_parts_every_image_comes_once_and_then_in_another_o
 def test_a_client_has_labels_in_each_round_even_if_they_are_fewer_than_parts() -> None:
     shard = Shard(Labeled(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1])), torch.arange(9.0).reshape(9, 1, 1, 1))
     for turn in range(5):
-        part, which = shard_in_turn(shard, 5, RoundInfo("main", turn, 5, turn), 0, 7)
+        part, which = shard_in_turn(shard, 5, turn, 0, 7)
         assert len(part.labeled) == 1
         assert torch.equal(part.unlabeled, shard.unlabeled[which])
 
 
-def test_audited_labels_are_compared_with_the_truth_of_the_same_images(tmp_path) -> None:
+def test_audited_labels_are_compared_with_the_truth_of_the_same_images(tmp_path: Path) -> None:
     """All labels are accepted and the model has learned: many must be right; by other numbers one in ten would be."""
     settings = {**SMALL, "rounds": 12, "train": {"batch": 8, "parts": 2, "epochs": 5, "lr": 0.1}}
     run_experiment(
@@ -45,7 +51,7 @@ def test_audited_labels_are_compared_with_the_truth_of_the_same_images(tmp_path)
     assert Run(tmp_path / "run").records[-1]["pseudo_accuracy"] > 0.35
 
 
-def test_a_round_costs_its_part_and_the_pool_gives_the_same(tmp_path) -> None:
+def test_a_round_costs_its_part_and_the_pool_gives_the_same(tmp_path: Path) -> None:
     run_experiment(resolve(SMALL), tmp_path / "local")
     run_experiment(resolve(SMALL, {"backend.name": "pool", "backend.workers": 2}), tmp_path / "pool")
     model = (tmp_path / "local" / "model.safetensors").read_bytes()
@@ -57,6 +63,24 @@ def test_a_round_costs_its_part_and_the_pool_gives_the_same(tmp_path) -> None:
 def test_a_method_that_remembers_images_is_refused() -> None:
     with pytest.raises(TacitError, match=r"remembers something of each image.*train\.parts = 1"):
         resolve(SMALL, {"method.name": "flexmatch"})
+
+
+@pytest.mark.parametrize(("reveal", "labels"), [("all", [40] * 4), ("none", [80] * 4)])
+def test_a_server_beside_clients_has_a_part_of_its_labels_and_alone_all_of_them(
+    reveal: str, labels: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, train = [], FedAvg._train
+
+    def watched(self: FedAvg, weights: Weights, side: Client | Hub) -> Reply:
+        reply = train(self, weights, side)
+        if isinstance(side, Hub):
+            seen.append(reply.examples)
+        return reply
+
+    monkeypatch.setattr(FedAvg, "_train", watched)
+    data = {**SMALL["data"], "placement": "server", "reveal": reveal}
+    run_experiment(resolve({**SMALL, "data": data, "method": {"name": "fedavg"}}), tmp_path / "run")
+    assert seen == labels
 
 
 @pytest.mark.parametrize(

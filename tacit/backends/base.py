@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tacit.backends.attack import attacked, attacking_shard
-from tacit.backends.parts import shard_in_turn
 from tacit.backends.protect import protected, without_share
 from tacit.contract.bank import Banks
 from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Labeled, NetPool, RoundInfo, Setup, Shard
+from tacit.contract.parts import shard_in_turn
 from tacit.core.payload import Payload, Weights, at_hand, check, nbytes, set_aside
 from tacit.core.text import safe
 from tacit.evaluation.paired import right_patterns
@@ -162,7 +162,8 @@ class Worker:
         shard = self.banks.of(task.client, lambda: self.federation.client_shard(task.client))
         truth = self.federation.truth(task.client)
         if self.setup.train.parts > 1:
-            shard, which = shard_in_turn(shard, self.setup.train.parts, round_info, self.setup.seed, task.client)
+            name = (self.setup.seed, task.client, round_info.stage)
+            shard, which = shard_in_turn(shard, self.setup.train.parts, round_info.round, *name)
             truth = truth[which]
         shard = attacking_shard(shard, truth, task.client, self.setup)
         me = Client(self.setup, shard, round_info, task.client, task.group, self.net_pool)

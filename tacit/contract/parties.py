@@ -4,6 +4,7 @@
 the other parties' data or to the true labels of unlabelled images.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from tacit import nets
 from tacit.contract.bank import MOST_NUMBERS, Bank, Body, Source, banked
 from tacit.contract.messages import Reply
+from tacit.contract.parts import shard_in_turn
 from tacit.contract.record import KEYS
 from tacit.contract.shard import Labeled as Labeled
 from tacit.contract.shard import Shard as Shard
@@ -463,6 +465,15 @@ class Hub(Party):
             return mean
         trusted = [replies[number].weights(name) for number in own]
         return weighted_mean([mean, *trusted], [sum(theirs), *(weights[number] for number in own)])
+
+    def in_turn(self) -> "Hub":
+        """This side as clients are in a round: with a part of its labels (`train.parts`), all of them in turn."""
+        if self.train.parts == 1:
+            return self
+        party = copy.copy(self)
+        party.__dict__.pop("label_loss", None)  # that of the part is another one
+        party.shard = shard_in_turn(self.shard, self.train.parts, self.round, self._setup.seed, "server", self.stage)[0]
+        return party
 
     def finetune(self, weights: Weights) -> Weights:
         """The model after training on the server's labels; as it was if the server has none."""

@@ -72,7 +72,10 @@ class FedAvg(Method):
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         memory: Payload = {"control": state["own_control"]} if "own_control" in state else {}
-        own = [self._learn(state, memory, hub)] if len(hub.shard.labeled) else []
+        own: list[Reply] = []
+        if len(hub.shard.labeled):
+            side = hub.in_turn() if replies else hub  # alone, it has nobody to meet
+            own = [self._learn(state, memory, side)]
         parties = [*replies, *own]
         if not any(party.examples for party in parties):
             return state

@@ -1,9 +1,9 @@
-"""Rounds over a part of a client's images: more meetings for the same number of passes (`train.parts`)."""
+"""Rounds over a part of a party's images: more meetings for the same number of passes (`train.parts`)."""
 
 import torch
 from torch import Tensor
 
-from tacit.contract.parties import Labeled, RoundInfo, Shard
+from tacit.contract.shard import Labeled, Shard
 from tacit.core import seeds
 
 
@@ -24,11 +24,10 @@ def part_in_turn(count: int, parts: int, round_number: int, *name: int | str) ->
     return part if len(part) else order[:1]
 
 
-def shard_in_turn(shard: Shard, parts: int, round_info: RoundInfo, *name: int | str) -> tuple[Shard, Tensor]:
-    """What a client works with in this round, and which of its unlabelled images these are."""
-    name = (*name, round_info.stage)
-    own = part_in_turn(len(shard.labeled), parts, round_info.round, *name, "labeled")
-    others = part_in_turn(len(shard.unlabeled), parts, round_info.round, *name, "unlabeled")
+def shard_in_turn(shard: Shard, parts: int, round_number: int, *name: int | str) -> tuple[Shard, Tensor]:
+    """What a party works with in this round, and which of its unlabelled images these are."""
+    own = part_in_turn(len(shard.labeled), parts, round_number, *name, "labeled")
+    others = part_in_turn(len(shard.unlabeled), parts, round_number, *name, "unlabeled")
     own_here, others_here = own.to(shard.labeled.labels.device), others.to(shard.unlabeled.device)
     labeled = Labeled(shard.labeled.images[own_here], shard.labeled.labels[own_here])
     repeated = min(len(own), len(others)) if shard.repeated else 0
