@@ -46,7 +46,7 @@ MEETINGS: tuple[Settings, ...] = (
     {"train.epochs": 3, "train.parts": 1},
 )
 SCHEDULES: tuple[Settings, ...] = (
-    {"train.schedule": "linear", "train.end": 0.02, "train.hold": 0.4, "server.answer": "last"},
+    {"train.schedule": "linear", "train.end": 0.02, "server.answer": "last"},
     {"train.schedule": "cosine", "train.end": 0.0, "server.answer": "last"},
     {"train.schedule": "constant", "server.answer": "ema", "server.answer_decay": 0.8},
 )
