@@ -234,13 +234,13 @@ class OpenRun(Run):
         It is written while the next round goes on, from a copy of the state; whatever looks at the folder waits for it.
         """
         line, copy = json.dumps(record) + "\n", payload.seal(state)
+        memory_files = ClientMemory(self.memory_folder).written(record["asked"], step)  # before clients go on
 
         def save() -> None:
             for name, images in (pictures or {}).items():
                 write_atomically(self.folder / "pictures" / f"{name}.png", sheet(images))
             append(self.folder / "rounds.jsonl", line)
             found = payload.write(self._checkpoint_path(step + 1), {STEP: step + 1, **copy})
-            memory_files = ClientMemory(self.memory_folder).written(record["asked"], step)
             self.manifest.append(
                 {"round": step, "record": digest(line.encode()), "checkpoint": found, "kept": memory_files}
             )
