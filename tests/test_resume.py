@@ -18,6 +18,7 @@ from benchmarks.machine import descendants
 from runs import TINY, digest, timeless
 from tacit.config.resolve import resolve
 from tacit.contract.parties import RoundInfo
+from tacit.core import payload
 from tacit.core.errors import TacitError
 from tacit.engine.run import run_experiment
 from tacit.runs.folder import Run
@@ -279,3 +280,23 @@ def test_a_killed_resource_tracker_prints_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "2"
     assert done.stderr == ""
+
+
+def test_a_round_that_cannot_be_saved_ends_the_run_and_is_made_again(
+    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written by a thread: what goes wrong there is not swallowed, and rounds before it are kept."""
+    write, folder = payload.write, tmp_path / "run"
+
+    def full(path: Path, state: payload.Payload) -> str:
+        if path.stem == "step-2":
+            raise OSError(28, "No space left on device")
+        return write(path, state)
+
+    monkeypatch.setattr(payload, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        run_experiment(resolve(SETTINGS), folder)
+    monkeypatch.undo()
+    run = run_experiment(resolve(SETTINGS), folder, resume=True)
+    assert digest(run) == digest(whole)
+    assert timeless(run) == timeless(whole)
