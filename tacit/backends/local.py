@@ -8,7 +8,7 @@ from torch import Tensor
 from tacit.backends.base import Inbox, Outcome, Worker, waves
 from tacit.contract.method import Stage, Task
 from tacit.contract.parties import RoundInfo, Setup
-from tacit.core.payload import Weights, seal
+from tacit.core.payload import Weights, hand_over, seal
 from tacit.data.federation import Federation
 from tacit.runs.memory import ClientMemory, MemoryIndex
 
@@ -38,7 +38,7 @@ class LocalBackend:
         """One client behind a wall, as in a process of its own: what it is sent is its own copy, and what it answers
         is one too, so that nothing it does later reaches it."""
         outcome = self.worker.run(stage, round_info, wave, replace(task, send=seal(task.send)))
-        return replace(outcome, reply=replace(outcome.reply, send=seal(outcome.reply.send)))
+        return replace(outcome, reply=replace(outcome.reply, send=hand_over(outcome.reply.send)))
 
     def predict_test(self, weights: Weights) -> Tensor:
         return self.worker.predict_test(weights, slice(None))

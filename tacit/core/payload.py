@@ -26,6 +26,14 @@ from tacit.core.text import safe
 Weights = dict[str, Tensor]
 
 
+class Copied(Weights):
+    """Weights that were copied, contiguous, for whoever holds them now (`weights_of` makes them): nobody else has
+    these tensors, so that they can be handed over without a second copy.
+
+    What is made of it by `dict(...)` or a comprehension is an ordinary dict again.
+    """
+
+
 def save(flat: Weights, path: Path, header: dict[str, str] | None = None) -> None:
     """One safetensors file; where it cannot be written, who reads the error can do something about it."""
     try:
@@ -260,6 +268,25 @@ def seal(payload: Mapping[str, Value]) -> Payload:
     """
     check(payload)
     return {name: _own(value) for name, value in payload.items()}
+
+
+def hand_over(payload: Mapping[str, Value]) -> Payload:
+    """`seal`, where the giver is done with its payload: weights that were copied to be given away are not copied again.
+
+    >>> copied, shared = Copied(w=torch.zeros(2)), {"w": torch.zeros(2)}
+    >>> given = hand_over({"a": copied, "again": copied, "b": shared})
+    >>> given["a"]["w"] is copied["w"], given["again"]["w"] is copied["w"], given["b"]["w"] is shared["w"]
+    (True, False, False)
+    """
+    check(payload)
+    given, taken = Payload(), set[int]()
+    for name, value in payload.items():
+        if isinstance(value, Copied) and id(value) not in taken:
+            given[name] = dict(value)
+            taken.add(id(value))
+        else:
+            given[name] = _own(value)
+    return given
 
 
 def _own(value: Value) -> Value:
