@@ -27,7 +27,7 @@ from tacit.contract.kinds import Registration
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Client
 from tacit.core import payload
-from tacit.core.payload import Payload, hand_over, seal, weights_in
+from tacit.core.payload import Copied, Payload, hand_over, seal, weights_in
 from tacit.data.federation import Federation
 from tacit.engine.validation import refusal_reason
 from tacit.methods.fedavg import FedAvg
@@ -81,7 +81,7 @@ class Idle(FedAvg):
 
 def walls(plan: Plan) -> dict[str, float]:
     """CPU seconds a round of checks and copies, and of digests, for as many clients as the plan has."""
-    weights = weights_of(plan.setup.build(torch.Generator().manual_seed(0)))
+    weights = Copied(weights_of(plan.setup.build(torch.Generator().manual_seed(0))))
     state: Payload = {"model": weights}
     task, reply = Task(0, state), Reply(send=state, examples=1)
     party = Registration(most=100.0)

@@ -204,13 +204,28 @@ def test_two_rounds_of_adam_by_hand() -> None:
 @pytest.mark.parametrize("method", ["fedavg", "fedrgd", "rscfed", "fedmatch"])
 def test_it_reaches_every_kind_of_merge(method: str, server: str, tiny: Tiny) -> None:
     """The first step of momentum is the mean itself; the second is not."""
-    runs_of = {n: tiny(method, "some-clients", name=n, server__name=n) for n in ("mean", server)}
+    runs_of = {
+        n: tiny(method, "some-clients", name=n, server__name=n, data__labeled_clients=2) for n in ("mean", server)
+    }
     plain, moved = (run.state() for run in runs_of.values())
     names = {name for name in moved if name.startswith("tacit:")}
     part = "sigma" if method == "fedmatch" else "model"
     assert f"tacit:optimizer:velocity:{part}" in names
     assert digest(runs_of["mean"]) != digest(runs_of[server])
     assert not any(name.startswith("tacit:") for name in plain)
+
+
+def test_one_party_that_trains_alone_is_not_carried_further(tiny: Tiny) -> None:
+    """A server's momentum on top of its own; with two labelled parties it is used."""
+    settings = {"rounds": 3, "data__labeled_clients": 1}
+    mean, moved = (tiny("fedavg", "some-clients", name=n, server__name=n, **settings) for n in ("mean", "momentum"))
+    assert digest(mean) == digest(moved)
+    assert moved.rounds()[-1]["server"].startswith("one party trains alone")
+    settings["data__labeled_clients"] = 2
+    mean, moved = (
+        tiny("fedavg", "some-clients", name=f"{n}2", server__name=n, **settings) for n in ("mean", "momentum")
+    )
+    assert digest(mean) != digest(moved)
 
 
 def test_a_methods_own_server_momentum_stands_alone() -> None:

@@ -23,7 +23,7 @@ from tacit.contract.shard import Labeled as Labeled
 from tacit.contract.shard import Shard as Shard
 from tacit.core import seeds
 from tacit.core.errors import TacitError
-from tacit.core.payload import Weights, content_digest
+from tacit.core.payload import Copied, Weights, content_digest
 from tacit.core.safeguards import Privacy, Robust
 from tacit.core.settings import Faults, Net, Participation, Server, Train
 from tacit.nets.folding import folded
@@ -201,7 +201,7 @@ class Party:
         own = self.shard.images
         if self._setup.net.norm == "bn" and self._setup.net.bn == "static" and len(own) > 1:
             recompute_statistics(model, (self.views.plain(part) for part in own.split(256)))
-        return weights_of(model)
+        return Copied(weights_of(model))
 
     @property
     def learning_rate(self) -> float:
@@ -421,13 +421,19 @@ class Hub(Party):
         return self.train.server_epochs or self.train.epochs
 
     def mean_model(
-        self, old: Weights, replies: Sequence[Reply], weights: Sequence[float] | None = None, name: str = "model"
+        self,
+        old: Weights,
+        replies: Sequence[Reply],
+        weights: Sequence[float] | None = None,
+        name: str = "model",
+        alone: bool = False,
     ) -> Weights:
         """The next global model: from the old one, a step of the server's optimiser towards the mean of the replies.
 
         Replies count by their examples or by given weights. Everything that parties trained and that goes on as the
         global model passes through here, under the name by which it was sent. By default (`server.name = "mean"`) the
-        step goes to the mean itself.
+        step goes to the mean itself; so it does where one party trains `alone`, because the server's momentum would be
+        added to that party's own and carry it too far. The record says so.
         """
         if weights is None:
             weights = shares([reply.examples for reply in replies])
@@ -438,6 +444,10 @@ class Hub(Party):
             mean = self._robust_mean(replies, weights, name)
         # What is remembered is as it was before the merge, however often a method asks: it advances once a round.
         settings = self._setup.server
+        if alone and not settings.takes_the_mean:
+            self.notes["server"] = "one party trains alone: its model as it is"
+            self.next_memory[name] = self.memory.get(name, {})
+            return mean
         optimizer = ServerOptimizer(settings.name, settings.lr, settings.momentum, settings.beta2, settings.tau)
         model, self.next_memory[name] = optimizer.step(old, mean, self.memory.get(name, {}))
         return model

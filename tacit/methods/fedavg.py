@@ -79,7 +79,8 @@ class FedAvg(Method):
         parties = [*replies, *own]
         if not any(party.examples for party in parties):
             return state
-        model = hub.mean_model(weights_in(state, "model"), parties)
+        alone = len(hub.labeled_clients) + (len(hub.shard.labeled) > 0) == 1
+        model = hub.mean_model(weights_in(state, "model"), parties, alone=alone)
         if self.scaffold:
             kept: Payload = {"own_control": own[0].keep["control"]} if own else {}
             return {"model": model, "control": self._next_control(weights_in(state, "control"), parties, hub), **kept}

@@ -7,7 +7,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from tacit.core.payload import Copied
 from tacit.nets.folding import for_evaluation
 from tacit.nets.optimizer import live_taps_only
 from tacit.nets.optimizer import optimizer_step as optimizer_step
@@ -136,7 +135,7 @@ def predict(model: nn.Module, images: Tensor, view: Callable[[Tensor], Tensor], 
     return torch.cat(parts).clone()
 
 
-def weights_of(model: nn.Module) -> Copied:
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of the model's parameters and buffers: what may travel, and stays as it is when training goes on.
 
     What `net.train` froze is not among them: every party has it already.
@@ -146,7 +145,7 @@ def weights_of(model: nn.Module) -> Copied:
     """
     contiguous, frozen = torch.contiguous_format, getattr(model, "frozen_names", ())
     moving = ((name, tensor) for name, tensor in model.state_dict().items() if name not in frozen)
-    return Copied({name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in moving})
+    return {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in moving}
 
 
 def pull_back(model: nn.Module, every: int, share: float) -> Callable[[int], None]:
