@@ -547,7 +547,16 @@ def test_no_upper_bound_where_nothing_can_be_revealed(tmp_path: Path) -> None:
 
 
 # FedIRM shows each labelled batch in two views.
-COUNTED = {"fedavg": 1, "fixmatch": 1, "flexmatch": 1, "freematch": 1, "pdcfed": 1, "rscfed": 1, "fedirm": 2}
+COUNTED = {
+    "fedavg": 1,
+    "fixmatch": 1,
+    "flexmatch": 1,
+    "freematch": 1,
+    "pdcfed": 1,
+    "rscfed": 1,
+    "fedirm": 2,
+    "provenance": 1,
+}
 
 
 @pytest.mark.parametrize("name", COUNTED)

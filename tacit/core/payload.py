@@ -27,8 +27,9 @@ Weights = dict[str, Tensor]
 
 
 class Copied(Weights):
-    """Weights that were copied, contiguous, for whoever holds them now (`me.weights(model)` makes them): nobody else has
-    these tensors, so that they can be handed over without a second copy.
+    """Weights that were copied, contiguous, for whoever holds them now (`me.weights(model)` makes them).
+
+    Nobody else has these tensors, so that they can be handed over without a second copy.
 
     What is made of it by `dict(...)` or a comprehension is an ordinary dict again.
     """
