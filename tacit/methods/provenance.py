@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tacit.contract.method import UNKNOWN, Epochs, Held, Method, NotNegative, Reply, Rounds, Share, Stage, Task
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, tensor_in, weights_in
+from tacit.core.settings import Experiment
 from tacit.methods.fedavg import WarmUp
 from tacit.nets.optimizer import live_taps_only, optimizer_step
 from tacit.pieces.aggregate import labeled_shares
@@ -54,8 +55,13 @@ class Provenance(Method):
     server_sends: ClassVar = {"model": "weights", "labeller": "weights", "tilt": "[K]"}
     client_sends: ClassVar = {"model": "weights", "answers": "[K]"}
     client_keeps: ClassVar = {"seen": "[K]"}
-    merges_each: ClassVar = "how much a client counts depends on how many images all labelled parties have"
+    merges_sums: ClassVar = {"model": "mean", "answers": "sum"}
     presets: ClassVar = {"paper": {}, "smoke": {"warmup": 2, "train.lr": 0.1}}
+
+    def needs_each(self, experiment: Experiment) -> str:
+        if experiment.data.placement != "some-clients":
+            return ""
+        return "it weighs the labelled clients together (method.labeled_share), which needs a sum over them alone"
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return held.label_passes(epochs), epochs
@@ -113,11 +119,12 @@ class Provenance(Method):
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         parties = [reply for reply in replies if reply.examples > 0]
+        labeled = [reply.client in hub.labeled_clients for reply in parties]
         model = weights_in(state, "model")
         if labels := len(hub.shard.labeled):  # the server is one more party
             parties.append(Reply(send={"model": hub.finetune(model)}, examples=labels))
+            labeled.append(True)
         if parties:
-            labeled = [reply.client < 0 or reply.client in hub.labeled_clients for reply in parties]
             weights = labeled_shares([reply.examples for reply in parties], labeled, self.labeled_share)
             model = hub.mean_model(model, parties, weights)
         answers = sum((reply.tensor("answers") for reply in replies), torch.zeros(hub.classes))
