@@ -14,10 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.contract.method import UNKNOWN, Epochs, Held, Method, NotNegative, Reply, Rounds, Share, Stage, Task
+from tacit.contract.method import (
+    UNKNOWN,
+    Epochs,
+    Experiment,
+    Held,
+    Method,
+    NotNegative,
+    Reply,
+    Rounds,
+    Share,
+    Stage,
+    Task,
+)
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, tensor_in, weights_in
-from tacit.core.settings import Experiment
 from tacit.methods.fedavg import WarmUp
 from tacit.nets.optimizer import live_taps_only, optimizer_step
 from tacit.pieces.aggregate import labeled_shares
