@@ -83,7 +83,7 @@ def test_the_merge_by_hand() -> None:
     assert tensor_in(merged, "tilt")[0].item() == pytest.approx(0.5 * (1 + 1 / here.classes / first))
 
 
-def test_a_client_remembers_its_classes_and_sends_none_of_it() -> None:
+def test_a_client_remembers_its_classes_and_sends_the_plain_answers() -> None:
     world = world_of("provenance", "server")
     me, here = client(world, 0), hub(world)
     method = Provenance()

@@ -50,7 +50,7 @@ class Provenance(Method):
     The labeller does not follow the model: one that does loses what the labels say, a little in every round.
     """
 
-    warmup: Annotated[Rounds, "rounds on the labels alone, which make the labeller"] = 60
+    warmup: Annotated[Rounds, "rounds on the labels alone, which make the labeller (0: net.weights is it)"] = 60
     warmup_epochs: Annotated[Epochs, "of labelled parties in such a round (0: train.epochs)"] = 0
     prior: Annotated[bool, "each client's own class prior turns its labels (false: the ablation)"] = True
     doubt: Annotated[NotNegative, "images of each class that a client is taken to have seen before it looks"] = 1.0
