@@ -6,9 +6,9 @@ in and out of each client, checks, the mean, the checkpoint on disk.
 and the same evaluation, which copies no weights out, folds nothing, checks nothing and writes nothing. Honest, but
 the noise of the machine is larger than what is measured.
 
-*The walls*: what it costs that nobody is trusted. Each client's task and reply are copied (`payload.seal`) and the
-reply is looked at number by number (`refusal_reason`); the checkpoint has a digest, and is read and compared once on
-resume.
+*The walls*: what it costs that nobody is trusted. Each client's task is copied (`payload.seal`), its reply
+handed over (`payload.hand_over`) and looked at number by number (`refusal_reason`); the checkpoint has a digest, and is
+read and compared once on resume.
 """
 
 import tempfile
