@@ -88,8 +88,9 @@ def test_a_server_beside_clients_has_a_part_of_its_labels_and_alone_all_of_them(
     [
         ({"schedule": "linear", "warmup": 0.6, "hold": 0.5}, "together they must be below 1"),
         ({"hold": 0.3}, "hold is for a rate that falls"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov = true looks ahead along the momentum"),
     ],
 )
-def test_a_hold_that_does_not_fit_is_refused(train: dict, said: str) -> None:
+def test_training_that_does_not_fit_together_is_refused(train: dict, said: str) -> None:
     with pytest.raises(TacitError, match=said):
         resolve({"train": train})

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from runs import client, hub, same, world_of
+from tacit.config.resolve import resolve
 from tacit.contract.method import Reply, Task
+from tacit.core.errors import TacitError
 from tacit.core.payload import tensor_in, weights_in
 from tacit.methods.provenance import Provenance, by_prior, own_prior, towards_even
 from tacit.runs.folder import Run
@@ -104,3 +106,41 @@ def test_the_labeller_stays_while_the_model_learns(tiny: Tiny) -> None:
     assert same(weights_in(one, "labeller"), weights_in(other, "labeller"))
     assert not same(weights_in(one, "model"), weights_in(other, "model"))
     assert not same(weights_in(one, "model"), weights_in(one, "labeller"))
+
+
+def test_each_generation_is_labelled_by_the_model_of_the_one_before() -> None:
+    """By hand: the stages, and that a later one starts with its parent's model as model and as labeller."""
+    stages = Provenance(warmup=5, generations=3, generation_rounds=7).before()
+    assert [(stage.name, stage.rounds) for stage in stages] == [
+        ("warm-up", 5),
+        ("generation 1", 7),
+        ("generation 2", 7),
+    ]
+    here = hub(world_of("provenance", "server"))
+    parent = {name: weight + 1 for name, weight in weights_in(Provenance().server_start(here, {}), "model").items()}
+    began = Provenance().server_start(here, {"generation 2": {"model": parent, "labeller": {}, "tilt": torch.zeros(1)}})
+    assert same(weights_in(began, "model"), parent)
+    assert same(weights_in(began, "labeller"), parent)
+    assert tensor_in(began, "tilt").tolist() == [1.0] * here.classes
+
+
+def test_who_labels_for_others_learns_without_smoothing() -> None:
+    """The classic mistake: smoothed answers pass for doubt, and the prior eats it up, generation by generation."""
+    (_, earlier) = Provenance(generations=2).before()
+
+    def learned(method: Any, smoothing: float) -> Any:
+        world = world_of("provenance", "server", train__label_smoothing=smoothing)
+        state = method.server_start(hub(world), {})
+        return weights_in(method.client_train(Task(0, {**state}), {}, client(world)).send, "model")
+
+    assert same(learned(earlier.method, 0.0), learned(earlier.method, 0.5))
+    assert not same(learned(Provenance(), 0.0), learned(Provenance(), 0.5))
+
+
+def test_a_labeller_that_knows_nothing_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(TacitError, match=r"method\.warmup = 0 leaves the labels to a net that has learned nothing"):
+        tiny("provenance", "server", method__warmup=0)
+    known = {"": False, "pretrained": False, "runs/first": True}  # ImageNet's weights come with a head that is new
+    for weights, knows in known.items():
+        experiment = resolve({"net.weights": weights, "net.name": "lite0"})
+        assert (Provenance(warmup=0).refuses(experiment) == "") is knows

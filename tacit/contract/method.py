@@ -116,6 +116,10 @@ class Method:
         """Stages that run first, each itself a method (a warm-up, the training of a generator)."""
         return ()
 
+    def refuses(self, experiment: Experiment) -> str:
+        """Why this experiment cannot be with these options, and what to write instead; '' if it can."""
+        return ""
+
     def check_installed(self) -> None:
         """Raise a TacitError where a library that this method trains with is missing; asked before a run begins."""
 

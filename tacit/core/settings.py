@@ -190,7 +190,7 @@ class Train(Section):
         return self.epochs / self.parts
 
     @model_validator(mode="after")
-    def _schedule_fits(self) -> "Train":
+    def _fits_together(self) -> "Train":
         if self.warmup + self.hold >= 1:
             raise ValueError(
                 f"warmup = {self.warmup} and hold = {self.hold} are shares of one stage that leave nothing "
@@ -199,6 +199,11 @@ class Train(Section):
         if self.hold and self.schedule == "constant":
             raise ValueError(
                 'hold is for a rate that falls: write schedule = "linear" or "cosine" beside it, or hold = 0'
+            )
+        if self.nesterov and not self.momentum:
+            raise ValueError(
+                "nesterov = true looks ahead along the momentum, and momentum is 0 (by itself, or as the method's "
+                "paper has it): write momentum = 0.9 beside it, or nesterov = false"
             )
         return self
 

@@ -3,11 +3,11 @@
 Sites see some classes often and others hardly ever. Methods fight that skew; here it labels. A model that knows the
 labels alone gives every image class probabilities; each client finds out, from its own images only, how often it sees
 each class, and turns the probabilities into what they are for an image *of this client*. All parties then learn
-from these labels.
+from these labels, and what they have learned labels for the next generation.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tacit.contract.method import (
     UNKNOWN,
+    AtLeastOne,
     Epochs,
     Experiment,
     Held,
@@ -41,17 +42,20 @@ FADES = 0.75  # of what a client remembers of its classes, how much is left a ro
 
 @dataclass(frozen=True)
 class Provenance(Method):
-    """A stage on the labels alone makes the labeller, which then stays as it is.
+    """A stage on the labels alone makes the first labeller. Then come generations, each a stage with a schedule of its
+    own, of which each is labelled by the model that the one before ended with.
 
     A round: each client asks the labeller about its images, learns its own class prior by expectation-maximisation
     (Saerens et al., 2002), and trains on the posteriors as soft labels, and on its own labels if it has any. The next
     model is the mean, in which labelled parties together have at least `labeled_share`.
 
-    The labeller does not follow the model: one that does loses what the labels say, a little in every round.
+    Within a generation the labeller stays as it is: one that follows a model in the making is worse than both.
     """
 
-    warmup: Annotated[Rounds, "rounds on the labels alone, which make the labeller (0: net.weights is it)"] = 60
-    warmup_epochs: Annotated[Epochs, "of labelled parties in such a round (0: train.epochs)"] = 0
+    warmup: Annotated[Rounds, "rounds on the labels alone, which make the first labeller (0: net.weights is it)"] = 60
+    warmup_epochs: Annotated[Epochs, "of labelled parties in such a round (0: train.epochs)"] = 4
+    generations: Annotated[AtLeastOne, "labellers, one after the other: the first knows the labels alone"] = 3
+    generation_rounds: Annotated[Rounds, "of each generation but the last, which has the main rounds"] = 40
     prior: Annotated[bool, "each client's own class prior turns its labels (false: the ablation)"] = True
     doubt: Annotated[NotNegative, "images of each class that a client is taken to have seen before it looks"] = 1.0
     align: Annotated[NotNegative, "how far the labeller's mean answer is pulled to an even one, as a power"] = 1.0
@@ -59,6 +63,7 @@ class Provenance(Method):
     view: Annotated[Literal["weak", "strong"], "of unlabelled images, in training"] = "weak"
     labeled_share: Annotated[Share, "of the mean, that labelled parties have at least"] = 0.2
 
+    labels_for_others: ClassVar[bool] = False  # whether another generation learns from what this one ends with
     citation: ClassVar[str] = (
         "tacit's own. The prior by expectation-maximisation: Saerens, Latinne and Decaestecker, Adjusting the Outputs "
         "of a Classifier to New a Priori Probabilities: A Simple Procedure, Neural Computation 2002"
@@ -67,7 +72,15 @@ class Provenance(Method):
     client_sends: ClassVar = {"model": "weights", "answers": "[K]"}
     client_keeps: ClassVar = {"seen": "[K]"}
     merges_sums: ClassVar = {"model": "mean", "answers": "sum"}
-    presets: ClassVar = {"paper": {}, "smoke": {"warmup": 2, "train.lr": 0.1}}
+    presets: ClassVar = {"paper": {}, "smoke": {"warmup": 2, "generations": 2, "generation_rounds": 1, "train.lr": 0.1}}
+
+    def refuses(self, experiment: Experiment) -> str:
+        if self.warmup or experiment.net.weights not in ("", "pretrained"):  # those know other classes, or none
+            return ""
+        return (
+            "method.warmup = 0 leaves the labels to a net that has learned nothing. Write method.warmup = 60 (rounds "
+            "on the labels alone), or net.weights with a model that knows the classes, as a finished run's folder."
+        )
 
     def needs_each(self, experiment: Experiment) -> str:
         if experiment.data.placement != "some-clients":
@@ -78,7 +91,10 @@ class Provenance(Method):
         return held.label_passes(epochs), epochs
 
     def before(self) -> tuple[Stage, ...]:
-        return (Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup),) if self.warmup else ()
+        one = EarlierGeneration(**asdict(self))
+        earlier = [Stage(f"generation {n}", one, self.generation_rounds) for n in range(1, self.generations)]
+        first = Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup)
+        return tuple(stage for stage in (first, *earlier) if stage.rounds)
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         state = super().server_start(hub, past)
@@ -112,6 +128,8 @@ class Provenance(Method):
         images, own, views = me.shard.unlabeled, me.shard.labeled, me.rng("views")
         view = me.views.strong_view if self.view == "strong" else me.views.weak_view
         optimizer = me.optimizer(model, steps=me.steps(max(len(images), len(own))))
+        # Smoothing helps who is asked for a class, and spoils probabilities, of which the prior is made.
+        smoothing = 0.0 if self.labels_for_others else me.train.label_smoothing
         losses: list[Tensor] = []
         model.train()
         for _ in range(me.epochs):
@@ -123,7 +141,7 @@ class Provenance(Method):
                         loss = loss + me.label_loss(logits, own.labels[labeled])
                     if len(some):
                         logits = model(view(images[some], views))
-                        loss = loss + F.cross_entropy(logits, labels[some], label_smoothing=me.train.label_smoothing)
+                        loss = loss + F.cross_entropy(logits, labels[some], label_smoothing=smoothing)
                     optimizer_step(model, optimizer, loss, me.train.clip)
                     losses.append(loss.detach())
         return float(torch.stack(losses).mean()) if losses else 0.0
@@ -145,6 +163,13 @@ class Provenance(Method):
         return {**state, "model": model, "tilt": tilt}
 
 
+@dataclass(frozen=True)
+class EarlierGeneration(Provenance):
+    """A generation whose model labels for the next one."""
+
+    labels_for_others: ClassVar[bool] = True
+
+
 def by_prior(probs: Tensor, prior: Tensor) -> Tensor:
     """Bayes' rule: probabilities that hold where all classes are alike, for images from where they have this prior.
 
@@ -156,7 +181,7 @@ def by_prior(probs: Tensor, prior: Tensor) -> Tensor:
 
 
 def own_prior(probs: Tensor, known: Tensor, steps: int = EM_STEPS) -> Tensor:
-    """The class prior of the place that images come from, by expectation-maximisation (Saerens et al., Eq. 2.12).
+    """The class prior of the place that images come from, by expectation-maximisation (Saerens et al., 2002).
 
     `known`: counts of what is known to have been seen there before. Each step takes the mean of these and of the
     images' posteriors by the prior so far.

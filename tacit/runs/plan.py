@@ -44,6 +44,8 @@ def stages_of(experiment: Experiment, kind: type[Method] | None = None) -> tuple
     """The stages of an experiment: [guard]'s twin, [pretrain], what its method wants before, then the method itself (of
     this class)."""
     method = build_method(experiment, kind)
+    if why := method.refuses(experiment):
+        raise TacitError(why)
     stages = (*build_pretraining(experiment), *method.before(), Stage("main", method, experiment.rounds))
     stages = (*twin_of(experiment, stages), *stages)
     names = [stage.name for stage in stages]

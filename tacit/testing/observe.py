@@ -34,6 +34,9 @@ class Wrapped(Method):
     def before(self) -> tuple[Stage, ...]:
         return self.inner.before()
 
+    def refuses(self, experiment: Experiment) -> str:
+        return self.inner.refuses(experiment)
+
     def check_installed(self) -> None:
         self.inner.check_installed()
 
