@@ -252,10 +252,6 @@ def test_runs_are_found_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "placement"), PAIRS)
 def test_rounds_over_a_part_of_the_images(name: str, placement: str, tmp_path: Path) -> None:
     """`train.parts`: nobody's reply is refused, and no round is lost, by a client's having a part of its images."""
-    if find_method(name).remembers_images:
-        with pytest.raises(TacitError, match="remembers something of each image"):
-            smoke(name, placement, train__parts=2)
-        return
     run = run_experiment(smoke(name, placement, train__parts=2, rounds=2), tmp_path / "run")
     assert not [record["refused"] for record in run.records if record["refused"]]
     assert not any(record["skipped"] for record in run.records)

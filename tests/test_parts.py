@@ -1,19 +1,22 @@
 """`train.parts`: a round is about a part of a client's images."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from runs import hub, world_of
 from tacit.compare.results import budget_of
 from tacit.config.resolve import resolve
-from tacit.contract.method import Reply
-from tacit.contract.parties import Client, Hub
+from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
 from tacit.contract.parts import part_in_turn, shard_in_turn
 from tacit.contract.shard import Labeled, Shard
 from tacit.core.errors import TacitError
-from tacit.core.payload import Weights
+from tacit.core.payload import Weights, tensor_in, weights_in
 from tacit.engine.run import run_experiment
+from tacit.methods import find_method
 from tacit.methods.fedavg import FedAvg
 from tacit.runs.folder import Run
 
@@ -60,9 +63,22 @@ def test_a_round_costs_its_part_and_the_pool_gives_the_same(tmp_path: Path) -> N
     assert (budget_of(whole).on_the_rest, budget_of(resolve(SMALL)).on_the_rest) == (4, 2)
 
 
-def test_a_method_that_remembers_images_is_refused() -> None:
-    with pytest.raises(TacitError, match=r"remembers something of each image.*train\.parts = 1"):
-        resolve(SMALL, {"method.name": "flexmatch"})
+def test_a_method_that_remembers_images_finds_each_of_them_again() -> None:
+    """By hand: FlexMatch, whose memory is by image; the classic mistake counts within the part of the round."""
+    world = world_of("flexmatch", "clients", train__parts=2, method__threshold=0.0)  # of every image it is sure
+    plan, federation = world
+    shard = federation.client_shard(0)
+    method = find_method("flexmatch")(threshold=0.0)
+    memory: dict[str, Any] = {}
+    for turn in range(2):
+        part = shard_in_turn(shard, 2, turn, 0)
+        me = Client(plan.setup, shard, RoundInfo("main", turn, 2, turn), 0, 0, NetPool(plan.setup), part)
+        weights = weights_in(method.server_start(hub(world), {}), "model")
+        memory = dict(method.client_train(Task(0, {"model": weights}), memory, me).keep)
+        seen = tensor_in(memory, "last_sure") >= 0
+        assert len(seen) == len(shard.unlabeled)
+        assert seen[part.which].all()
+        assert seen.all() == (turn == 1)
 
 
 @pytest.mark.parametrize(("reveal", "labels"), [("all", [40] * 4), ("none", [80] * 4)])

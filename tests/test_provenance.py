@@ -9,9 +9,11 @@ import torch
 from runs import client, hub, same, world_of
 from tacit.config.resolve import resolve
 from tacit.contract.method import Reply, Task
+from tacit.contract.parties import Client, Hub, NetPool, RoundInfo
+from tacit.contract.parts import shard_in_turn
 from tacit.core.errors import TacitError
 from tacit.core.payload import tensor_in, weights_in
-from tacit.methods.provenance import Provenance, by_prior, own_prior, towards_even
+from tacit.methods.provenance import Provenance, by_prior, own_prior
 from tacit.runs.folder import Run
 
 Tiny = Callable[..., Run]
@@ -56,48 +58,106 @@ def test_what_is_known_counts_as_images_do() -> None:
     assert own_prior(probs, torch.zeros(2)).tolist() == [0.5, 0.5]
 
 
-def test_the_tilt_makes_the_mean_answer_even() -> None:
-    mean = torch.tensor([0.6, 0.3, 0.1])
-    tilted = mean * towards_even(10 * mean, 1.0)
-    assert tilted.tolist() == pytest.approx([1 / 3] * 3)
+def told(classes: int, *first: float) -> torch.Tensor:
+    """A count of so many images by class: these, and the rest none."""
+    return torch.tensor([*first, *[0.0] * (classes - len(first))])
 
 
-def reply(value: float, examples: float, who: int, said: tuple[float, ...]) -> Reply:
-    send: Any = {"model": {"w": torch.tensor([value])}, "answers": torch.tensor(said)}
+def reply(value: float, examples: float, who: int, classes: torch.Tensor, unsure: float = 0.0) -> Reply:
+    send: Any = {"model": {"w": torch.tensor([value])}, "classes": classes, "unsure": unsure}
     return Reply(send=send, examples=examples, client=who)
 
 
+def began(here: Hub) -> Any:
+    state: Any = {"model": {"w": torch.tensor([0.0])}, "labeller": {"w": torch.tensor([7.0])}, "generation": 1}
+    return {**state, "tilt": torch.ones(here.classes), "target": torch.full((here.classes,), 1 / here.classes),
+            "classes": torch.zeros(here.classes), "unsure": 0.0}  # fmt: skip
+
+
 def test_the_merge_by_hand() -> None:
-    """One labelled client of two: 10 of 100 images, but a fifth of the mean. The tilt goes half of the way."""
-    world = world_of("provenance", "some-clients")
-    here = hub(world)
+    """One labelled client of two: 10 of 100 images, but a fifth of the mean."""
+    here = hub(world_of("provenance", "some-clients"))
     labeled = here.labeled_clients[0]
     other = next(number for number in range(10) if number not in here.labeled_clients)
-    even = (10.0,) * here.classes
-    skewed = (10.0 * here.classes,) + (0.0,) * (here.classes - 1)
-    state: Any = {"model": {"w": torch.tensor([0.0])}, "labeller": {"w": torch.tensor([7.0])}}
-    state["tilt"] = torch.ones(here.classes)
-    method = Provenance(align=1.0, labeled_share=0.2)
-    merged = method.server_merge(state, [reply(5.0, 10, labeled, even), reply(1.0, 90, other, skewed)], here)
+    said = torch.full((here.classes,), 5.0)
+    replies = [reply(5.0, 10, labeled, said), reply(1.0, 90, other, said)]
+    merged = Provenance(labeled_share=0.2).server_merge(began(here), replies, here)
     assert weights_in(merged, "model")["w"].item() == pytest.approx(0.2 * 5.0 + 0.8 * 1.0)
     assert weights_in(merged, "labeller")["w"].item() == 7.0
-    first = (10.0 + 10.0 * here.classes) / (20.0 * here.classes)  # the mean answer's share of class 0
-    assert tensor_in(merged, "tilt")[0].item() == pytest.approx(0.5 * (1 + 1 / here.classes / first))
 
 
-def test_a_client_remembers_its_classes_and_sends_the_plain_answers() -> None:
-    world = world_of("provenance", "server")
-    me, here = client(world, 0), hub(world)
-    method = Provenance()
+def test_the_tilt_goes_to_even_shares_as_far_as_doubt_explains_that_they_are_not() -> None:
+    """By hand: half of the images are of one class. A labeller that doubts all it says may just like it; one that
+    doubts nothing has counted. The classic mistake, always pulling to even shares, ruins labels where classes are
+    rare."""
+    here = hub(world_of("provenance", "some-clients"))
+    even = 1.0 / here.classes
+    said = 100 * torch.tensor([0.5, *[0.5 / (here.classes - 1)] * (here.classes - 1)])
+    doubts, sure = (
+        Provenance(align=0.5).tilted(began(here), [reply(0.0, 100, 0, said, unsure)], here) for unsure in (100.0, 0.0)
+    )
+    assert tensor_in(doubts, "target").tolist() == pytest.approx([even] * here.classes)
+    assert tensor_in(doubts, "tilt")[0].item() == pytest.approx((even / 0.5) ** 0.5)
+    assert tensor_in(sure, "target")[0].item() == pytest.approx(0.5)
+    assert tensor_in(sure, "tilt").tolist() == pytest.approx([1.0] * here.classes)
+
+
+def test_the_target_waits_until_all_were_asked_and_then_stays() -> None:
+    world = world_of("provenance", "some-clients", participation__fraction=0.5)
+    method, first = Provenance(align=0.5), hub(world)
+    skewed, other = told(first.classes, 100.0), told(first.classes, 0.0, 100.0)
+    state = {**began(first), **method.tilted(began(first), [reply(0.0, 100, 0, skewed)], first)}
+    assert tensor_in(state, "tilt").tolist() == [1.0] * first.classes, "half of the clients say nothing about all"
+    second = Hub(world[0].setup, world[1].server_shard(), RoundInfo("main", 1, 4, 1), NetPool(world[0].setup))
+    state = {**state, **method.tilted(state, [reply(0.0, 100, 1, other)], second)}
+    assert tensor_in(state, "classes")[:2].tolist() == [50.0, 100.0]  # what was said before fades by half
+    target = tensor_in(state, "target")
+    assert target[:2].tolist() == pytest.approx([1 / 3, 2 / 3])
+    third = Hub(world[0].setup, world[1].server_shard(), RoundInfo("main", 2, 4, 2), NetPool(world[0].setup))
+    later = method.tilted(state, [reply(0.0, 100, 0, skewed)], third)
+    assert torch.equal(tensor_in(later, "target"), target)
+    assert tensor_in(later, "tilt")[0].item() == pytest.approx((1 / 3 / (125 / 175)) ** 0.25)
+
+
+def test_the_labeller_is_asked_once_a_generation_about_all_images_of_a_client() -> None:
+    """With parts: the answers of the first round serve all later ones, and are those of a new labeller after it."""
+    world = world_of("provenance", "server", train__parts=2)
+    plan, federation = world
+    shard, method, here = federation.client_shard(0), Provenance(), hub(world)
+
+    def trained(state: Any, memory: Any, turn: int) -> Reply:
+        part = shard_in_turn(shard, 2, turn, 0)
+        me = Client(plan.setup, shard, RoundInfo("main", turn, 2, turn), 0, 0, NetPool(plan.setup), part)
+        return method.client_train(Task(0, {**state}), memory, me)
+
     state = method.server_start(here, {})
-    first = method.client_train(Task(0, {**state}), {}, me)
-    again = method.client_train(Task(0, {**state}), first.keep, me)
-    count = len(me.shard.unlabeled)
-    assert tensor_in(first.keep, "seen").sum().item() == pytest.approx(0.75 * count, rel=1e-4)
-    assert tensor_in(again.keep, "seen").sum().item() == pytest.approx(0.75 * 1.75 * count, rel=1e-4)
-    assert set(first.send) == {"model", "answers"}
-    plain = Provenance(prior=False).client_train(Task(0, {**state}), {}, me)
-    assert torch.equal(tensor_in(plain.send, "answers"), tensor_in(first.send, "answers")), "as the labeller said it"
+    first = trained(state, {}, 0)
+    assert set(first.send) == {"model", "classes", "unsure"}
+    assert tensor_in(first.keep, "answers").shape == (len(shard.unlabeled), here.classes)
+    assert tensor_in(first.send, "classes").sum().item() == pytest.approx(len(shard.unlabeled), rel=1e-4)
+    labeller = weights_in(state, "labeller")
+    noise = {name: torch.randn(weight.shape, generator=gen(3)) for name, weight in labeller.items()}
+    second = trained({**state, "labeller": noise}, first.keep, 1)
+    assert second.keep == {}
+    assert torch.equal(tensor_in(second.send, "classes"), tensor_in(first.send, "classes")), "nobody was asked again"
+    later = trained({**state, "labeller": noise, "generation": 2}, first.keep, 1)
+    assert later.keep["generation"] == 2
+    assert not torch.equal(tensor_in(later.keep, "answers"), tensor_in(first.keep, "answers"))
+
+
+def test_where_a_class_is_rare_the_model_that_labels_for_others_does_not_know() -> None:
+    """Its logits are adjusted by the shares, else the next generation's priors would count them twice."""
+    world = world_of("provenance", "server")
+    (_, earlier) = Provenance(generations=2).before()
+
+    def learned(method: Any, first: float) -> Any:
+        state = method.server_start(hub(world), {})
+        rest = (1 - first) / (len(world[0].setup.classes) - 1)
+        target = torch.tensor([first, *[rest] * (len(world[0].setup.classes) - 1)])
+        return weights_in(method.client_train(Task(0, {**state, "target": target}), {}, client(world)).send, "model")
+
+    assert not same(learned(earlier.method, 0.9), learned(earlier.method, 0.1))
+    assert same(learned(Provenance(), 0.9), learned(Provenance(), 0.1)), "unless train.logit_adjustment says so"
 
 
 def test_the_labeller_stays_while_the_model_learns(tiny: Tiny) -> None:
@@ -118,10 +178,12 @@ def test_each_generation_is_labelled_by_the_model_of_the_one_before() -> None:
     ]
     here = hub(world_of("provenance", "server"))
     parent = {name: weight + 1 for name, weight in weights_in(Provenance().server_start(here, {}), "model").items()}
-    began = Provenance().server_start(here, {"generation 2": {"model": parent, "labeller": {}, "tilt": torch.zeros(1)}})
-    assert same(weights_in(began, "model"), parent)
-    assert same(weights_in(began, "labeller"), parent)
-    assert tensor_in(began, "tilt").tolist() == [1.0] * here.classes
+    past: Any = {"warm-up": {"model": {}}, "generation 1": {"model": {}, "labeller": {}}}
+    start = Provenance().server_start(here, {**past, "generation 2": {"model": parent, "labeller": {}}})
+    assert same(weights_in(start, "model"), parent)
+    assert same(weights_in(start, "labeller"), parent)
+    assert start["generation"] == 3
+    assert tensor_in(start, "tilt").tolist() == [1.0] * here.classes
 
 
 def test_who_labels_for_others_learns_without_smoothing() -> None:

@@ -161,18 +161,19 @@ class Worker:
         self.net_pool.clear()
         shard = self.banks.of(task.client, lambda: self.federation.client_shard(task.client))
         truth = self.federation.truth(task.client)
-        if self.setup.train.parts > 1:
-            name = (self.setup.seed, task.client, round_info.stage)
-            shard, which = shard_in_turn(shard, self.setup.train.parts, round_info.round, *name)
-            truth = truth[which]
         shard = attacking_shard(shard, truth, task.client, self.setup)
-        me = Client(self.setup, shard, round_info, task.client, task.group, self.net_pool)
+        turn = None
+        if self.setup.train.parts > 1:
+            turn = shard_in_turn(
+                shard, self.setup.train.parts, round_info.round, self.setup.seed, task.client, round_info.stage
+            )
+        me = Client(self.setup, shard, round_info, task.client, task.group, self.net_pool, turn)
         try:
             reply = stage.method.client_train(without_share(task), memory, me)
             if not isinstance(reply, Reply):
                 raise TypeError(f"client_train returned a {type(reply).__name__}, not a Reply")
             check(reply.keep)
-            counts = audit(me.labelling, truth, me.classes)
+            counts = audit(me.labelling, truth[me.part], me.classes)
         except Exception as error:
             error.add_note(
                 f"while client {task.client} trained in round {round_info.round} of stage '{round_info.stage}'"

@@ -166,12 +166,6 @@ def check_together(experiment: Experiment, method: type[Method]) -> None:
         )
     if net.views:
         check_views(experiment, method)
-    if experiment.train.parts > 1 and method.remembers_images:
-        raise TacitError(
-            f"The method '{experiment.method['name']}' remembers something of each image from round to round, so "
-            f"train.parts = {experiment.train.parts}, by which a round sees a part of them, cannot be. Write "
-            "train.parts = 1, or choose another method."
-        )
     if quorum > asked:
         raise TacitError(
             f"participation.quorum is {quorum}, but only {asked} clients are asked in a round: no round could count. "

@@ -37,6 +37,7 @@ LARGEST_WEIGHT = 1e6
 LARGEST_VARIANCE = 1e12  # of batch norm's running variances: the square of that
 LARGEST_NUMBER = 2.0**53  # whole numbers up to here are exact
 SUMS_TO_ONE = 1e-3  # how far a distribution may be off: means over many images in float32
+ROUNDING = 1e-4  # by what share counts may be too large: sums of probabilities over many images in float32
 
 _FORM = re.compile(r"(?:(?P<dtype>\w+) )?(?P<word>[a-z]*)(?:\[(?P<shape>[^\]]*)\])?(?: if (?P<due>labeled|unlabeled))?")
 GROUPS, NUMBERS = ("weights", "any"), ("number", "share", "count")
@@ -168,7 +169,7 @@ def _invalid_tensor(kind: Kind, name: str, value: Value, party: Registration, cl
     if kind.word and low < 0:
         return f"'{name}' holds {low:g}, but {kind.word} are never below 0"
     sums = value.double().sum(dim=-1).flatten()
-    if kind.word == "counts" and float(sums.sum()) > party.most:
+    if kind.word == "counts" and float(sums.sum()) > party.most * (1 + ROUNDING):
         return f"'{name}' counts {float(sums.sum()):g} images, at most {party.most:g} are possible"
     if kind.word.startswith("distribution"):
         off = (sums - 1).abs() > SUMS_TO_ONE

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tacit import nets
 from tacit.contract.bank import MOST_NUMBERS, Bank, Body, Source, banked
 from tacit.contract.messages import Reply
-from tacit.contract.parts import shard_in_turn
+from tacit.contract.parts import Turn, shard_in_turn
 from tacit.contract.record import KEYS
 from tacit.contract.shard import Labeled as Labeled
 from tacit.contract.shard import Shard as Shard
@@ -173,6 +173,7 @@ class Party:
         if setup.features and shard.views is None:
             shard = banked(Bank(setup.features, torch.cat([shard.labeled.images, shard.unlabeled])), shard)
         self.shard = shard
+        self.whole = shard  # all that this side holds, where `shard` is the part of it that the round is about
         self.train: Train = setup.train
         self.views: Views = shard.views or setup.views
         self.classes = len(setup.classes)
@@ -266,7 +267,7 @@ class Party:
         settings = self.train
         balanced = settings.class_weights == "balanced"
         corrected = balanced, settings.logit_adjustment, settings.label_smoothing
-        return label_loss(self.shard.labeled.labels, self.classes, *corrected)
+        return label_loss(self.whole.labeled.labels, self.classes, *corrected)
 
     @property
     def epochs(self) -> int:
@@ -281,9 +282,13 @@ class Party:
         after_epoch: Callable[[int], None] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         batch: int = 0,
+        whole: bool = False,
     ) -> float:
-        """Train on this side's labelled images: cross-entropy on weak views. Returns the last epoch's loss."""
-        labeled = self.shard.labeled
+        """Train on this side's labelled images: cross-entropy on weak views. Returns the last epoch's loss.
+
+        `whole`: on all of them, where the round is about a part (`train.parts`).
+        """
+        labeled = self.whole.labeled if whole else self.shard.labeled
         optimizer = self.optimizer(model, lr) if optimizer is None else optimizer
         epochs = self.epochs if epochs is None else epochs
         if isinstance(optimizer, SGD):
@@ -351,10 +356,20 @@ class Client(Party):
     """All that client code may see."""
 
     def __init__(
-        self, setup: Setup, shard: Shard, round_info: RoundInfo, number: int, group: int, net_pool: NetPool
+        self,
+        setup: Setup,
+        shard: Shard,
+        round_info: RoundInfo,
+        number: int,
+        group: int,
+        net_pool: NetPool,
+        turn: Turn | None = None,
     ) -> None:
         super().__init__(setup, shard, round_info, f"client-{number}/{group}", net_pool)
         self.number = number
+        self.part = torch.arange(len(shard.unlabeled))  # which of all its unlabelled images the round is about
+        if turn is not None:
+            self.shard, self.part = turn
         self.labelling = Labelling()
 
     @property
@@ -481,8 +496,9 @@ class Hub(Party):
         if self.train.parts == 1:
             return self
         party = copy.copy(self)
-        party.__dict__.pop("label_loss", None)  # that of the part is another one
-        party.shard = shard_in_turn(self.shard, self.train.parts, self.round, self._setup.seed, "server", self.stage)[0]
+        party.shard = shard_in_turn(
+            self.whole, self.train.parts, self.round, self._setup.seed, "server", self.stage
+        ).shard
         return party
 
     def finetune(self, weights: Weights) -> Weights:
@@ -497,6 +513,11 @@ class Hub(Party):
         """The first weights of the run: they depend on the seed, the net and its `weights`, on nothing else."""
         first, frozen = self._setup.first_weights()[0], self._setup.frozen
         return {name: tensor for name, tensor in first.items() if name not in frozen}
+
+    @property
+    def asked_share(self) -> float:
+        """The share of all clients that a round asks."""
+        return self._setup.participation.count(self.clients) / self.clients
 
     def sample_clients(self, among: Sequence[int] | None = None) -> list[int]:
         """The clients of this round, in order: all of them, a number or a fraction, as the experiment says.

@@ -1,5 +1,7 @@
 """Rounds over a part of a party's images: more meetings for the same number of passes (`train.parts`)."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -24,11 +26,18 @@ def part_in_turn(count: int, parts: int, round_number: int, *name: int | str) ->
     return part if len(part) else order[:1]
 
 
-def shard_in_turn(shard: Shard, parts: int, round_number: int, *name: int | str) -> tuple[Shard, Tensor]:
-    """What a party works with in this round, and which of its unlabelled images these are."""
+class Turn(NamedTuple):
+    """What a party works with in a round, and which of its unlabelled images these are."""
+
+    shard: Shard
+    which: Tensor
+
+
+def shard_in_turn(shard: Shard, parts: int, round_number: int, *name: int | str) -> Turn:
+    """The part of a shard that a round is about."""
     own = part_in_turn(len(shard.labeled), parts, round_number, *name, "labeled")
     others = part_in_turn(len(shard.unlabeled), parts, round_number, *name, "unlabeled")
     own_here, others_here = own.to(shard.labeled.labels.device), others.to(shard.unlabeled.device)
     labeled = Labeled(shard.labeled.images[own_here], shard.labeled.labels[own_here])
     repeated = min(len(own), len(others)) if shard.repeated else 0
-    return Shard(labeled, shard.unlabeled[others_here], repeated, shard.views), others
+    return Turn(Shard(labeled, shard.unlabeled[others_here], repeated, shard.views), others)

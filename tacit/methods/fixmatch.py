@@ -85,7 +85,9 @@ class FixMatch(Method):
         debiased = debiasing(look, at_once=self.fixed, moving=moving) if self.debias else None
 
         def accept(index: Tensor, probs: Tensor) -> PseudoLabels:
-            label, accepted = self.accept(index, probs if debiased is None else debiased(probs), statistics)
+            label, accepted = self.accept(
+                me.part[index.cpu()], probs if debiased is None else debiased(probs), statistics
+            )
             me.audit(index, label, accepted)
             return PseudoLabels(label, accepted)
 

@@ -31,10 +31,9 @@ class FlexMatch(FixMatch):
         "Zhang et al., FlexMatch: Boosting Semi-Supervised Learning with Curriculum Pseudo Labeling, NeurIPS 2021"
     )
     client_keeps: ClassVar = {"last_sure?": "any"}
-    remembers_images: ClassVar = True
 
     def recall(self, memory: Payload, me: Client) -> Weights:
-        never = torch.full((len(me.shard.unlabeled),), -1)
+        never = torch.full((len(me.whole.unlabeled),), -1)
         return {"last_sure": tensor_in(memory, "last_sure").clone() if "last_sure" in memory else never}
 
     def accept(self, index: Tensor, probs: Tensor, statistics: Weights) -> PseudoLabels:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from tacit.contract.method import (
     UNKNOWN,
     AtLeastOne,
-    Epochs,
     Experiment,
     Held,
     Method,
@@ -29,15 +28,14 @@ from tacit.contract.method import (
     Task,
 )
 from tacit.contract.parties import Client, Hub
-from tacit.core.payload import Payload, tensor_in, weights_in
-from tacit.methods.fedavg import WarmUp
+from tacit.core.payload import Payload, Weights, number_in, tensor_in, weights_in
+from tacit.methods.fedavg import FedAvg
 from tacit.nets.optimizer import live_taps_only, optimizer_step
 from tacit.pieces.aggregate import labeled_shares
 from tacit.pieces.consistency import paired_batches
 from tacit.pieces.train import predict
 
 EM_STEPS = 30  # more change nothing that matters
-FADES = 0.75  # of what a client remembers of its classes, how much is left a round later
 
 
 @dataclass(frozen=True)
@@ -45,20 +43,20 @@ class Provenance(Method):
     """A stage on the labels alone makes the first labeller. Then come generations, each a stage with a schedule of its
     own, of which each is labelled by the model that the one before ended with.
 
-    A round: each client asks the labeller about its images, learns its own class prior by expectation-maximisation
-    (Saerens et al., 2002), and trains on the posteriors as soft labels, and on its own labels if it has any. The next
-    model is the mean, in which labelled parties together have at least `labeled_share`.
+    A client asks the labeller about all its images once a generation, and keeps the answers. A round: it learns its own
+    class prior by expectation-maximisation (Saerens et al., 2002), and trains on the posteriors as soft labels, and on
+    its own labels if it has any. The next model is the mean, in which labelled parties together have at least
+    `labeled_share`. The server tilts the answers until the classes of all clients together are as often as is likely.
 
     Within a generation the labeller stays as it is: one that follows a model in the making is worse than both.
     """
 
-    warmup: Annotated[Rounds, "rounds on the labels alone, which make the first labeller (0: net.weights is it)"] = 60
-    warmup_epochs: Annotated[Epochs, "of labelled parties in such a round (0: train.epochs)"] = 4
+    warmup: Annotated[Rounds, "passes over the labels, a round each: the first labeller (0: net.weights is it)"] = 100
     generations: Annotated[AtLeastOne, "labellers, one after the other: the first knows the labels alone"] = 3
-    generation_rounds: Annotated[Rounds, "of each generation but the last, which has the main rounds"] = 40
+    generation_rounds: Annotated[Rounds, "of each generation but the last, which has the main rounds"] = 160
     prior: Annotated[bool, "each client's own class prior turns its labels (false: the ablation)"] = True
     doubt: Annotated[NotNegative, "images of each class that a client is taken to have seen before it looks"] = 1.0
-    align: Annotated[NotNegative, "how far the labeller's mean answer is pulled to an even one, as a power"] = 1.0
+    align: Annotated[Share, "the tilt's step in a round that asks all clients, as a power (0: no tilt)"] = 0.5
     hard: Annotated[bool, "the most probable class as the label, instead of all probabilities"] = False
     view: Annotated[Literal["weak", "strong"], "of unlabelled images, in training"] = "weak"
     labeled_share: Annotated[Share, "of the mean, that labelled parties have at least"] = 0.2
@@ -68,17 +66,19 @@ class Provenance(Method):
         "tacit's own. The prior by expectation-maximisation: Saerens, Latinne and Decaestecker, Adjusting the Outputs "
         "of a Classifier to New a Priori Probabilities: A Simple Procedure, Neural Computation 2002"
     )
-    server_sends: ClassVar = {"model": "weights", "labeller": "weights", "tilt": "[K]"}
-    client_sends: ClassVar = {"model": "weights", "answers": "[K]"}
-    client_keeps: ClassVar = {"seen": "[K]"}
-    merges_sums: ClassVar = {"model": "mean", "answers": "sum"}
+    server_sends: ClassVar = {
+        "model": "weights", "labeller": "weights", "generation": "number", "tilt": "[K]", "target": "distribution[K]"
+    }  # fmt: skip
+    client_sends: ClassVar = {"model": "weights", "classes": "counts[K]", "unsure": "number"}
+    client_keeps: ClassVar = {"answers?": "any", "generation?": "number"}
+    merges_sums: ClassVar = {"model": "mean", "classes": "sum", "unsure": "sum"}
     presets: ClassVar = {"paper": {}, "smoke": {"warmup": 2, "generations": 2, "generation_rounds": 1, "train.lr": 0.1}}
 
     def refuses(self, experiment: Experiment) -> str:
         if self.warmup or experiment.net.weights not in ("", "pretrained"):  # those know other classes, or none
             return ""
         return (
-            "method.warmup = 0 leaves the labels to a net that has learned nothing. Write method.warmup = 60 (rounds "
+            "method.warmup = 0 leaves the labels to a net that has learned nothing. Write method.warmup = 100 (rounds "
             "on the labels alone), or net.weights with a model that knows the classes, as a finished run's folder."
         )
 
@@ -93,43 +93,57 @@ class Provenance(Method):
     def before(self) -> tuple[Stage, ...]:
         one = EarlierGeneration(**asdict(self))
         earlier = [Stage(f"generation {n}", one, self.generation_rounds) for n in range(1, self.generations)]
-        first = Stage("warm-up", WarmUp(epochs=self.warmup_epochs), self.warmup)
+        first = Stage("warm-up", FirstLabeller(), self.warmup)
         return tuple(stage for stage in (first, *earlier) if stage.rounds)
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
-        state = super().server_start(hub, past)
-        return {**state, "labeller": state["model"], "tilt": torch.ones(hub.classes)}
+        state, even = super().server_start(hub, past), torch.full((hub.classes,), 1.0 / hub.classes)
+        generation = 1 + sum("labeller" in earlier for earlier in past.values())
+        state = {**state, "labeller": state["model"], "generation": generation, "tilt": torch.ones(hub.classes)}
+        return {**state, "target": even, "classes": torch.zeros(hub.classes), "unsure": 0.0}
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
-        return [Task(client, {**state}) for client in hub.sample_clients()]
+        down: Payload = {name: state[name] for name in self.server_sends}
+        return [Task(client, {**down}) for client in hub.sample_clients()]
 
     def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
         images, own = me.shard.unlabeled, me.shard.labeled
-        answers, labels = torch.zeros(me.classes), torch.zeros(0, me.classes, device=me.device)
-        seen = tensor_in(memory, "seen") if "seen" in memory else torch.zeros(me.classes)
-        if len(images):
-            probs = predict(me.model(task.weights("labeller")), images, me.views.plain)
-            answers = probs.sum(0).cpu()
-            labels = by_prior(probs, task.tensor("tilt").to(probs))
-            if self.prior:
-                known = self.doubt + seen + torch.bincount(own.labels.cpu(), minlength=me.classes)
-                labels = by_prior(labels, own_prior(labels, known.to(labels)))
-                seen = FADES * (seen + labels.sum(0).cpu())
-            me.audit(torch.arange(len(images)), labels.argmax(1), torch.ones(len(images), dtype=torch.bool))
-            if self.hard:
-                labels = F.one_hot(labels.argmax(1), me.classes).to(labels)
+        answers, keep = self.ask(task, memory, me)
+        labels = by_prior(answers, task.tensor("tilt"))
+        if self.prior and len(labels):
+            known = self.doubt + torch.bincount(me.whole.labeled.labels.cpu(), minlength=me.classes)
+            labels = by_prior(labels, own_prior(labels, known))
+        classes, unsure = labels.sum(0), float((1.0 - answers.amax(1)).sum()) if len(answers) else 0.0
+        labels = labels[me.part]
+        me.audit(torch.arange(len(images)), labels.argmax(1), torch.ones(len(images), dtype=torch.bool))
+        if self.hard:
+            labels = F.one_hot(labels.argmax(1), me.classes).to(labels)
         model = me.model(task.weights("model"))
-        loss = self.learn(model, labels, me)
-        send: Payload = {"model": me.weights(model), "answers": answers}
-        return Reply(send=send, examples=len(images) + len(own), keep={"seen": seen}, metrics={"loss": loss})
+        loss = self.learn(model, labels.to(me.device), task.tensor("target").to(me.device), me)
+        send: Payload = {"model": me.weights(model), "classes": classes, "unsure": unsure}
+        return Reply(send=send, examples=len(images) + len(own), keep=keep, metrics={"loss": loss})
 
-    def learn(self, model: nn.Module, labels: Tensor, me: Client) -> float:
+    def ask(self, task: Task, memory: Payload, me: Client) -> tuple[Tensor, Payload]:
+        """This generation's labeller's answers for all unlabelled images, and what is to be kept of them."""
+        generation = task.number("generation")
+        if "generation" in memory and number_in(memory, "generation") == generation:
+            return tensor_in(memory, "answers"), {}
+        images = me.whole.unlabeled
+        if not len(images):
+            return torch.zeros(0, me.classes), {}
+        answers = predict(me.model(task.weights("labeller")), images, me.views.plain).cpu()
+        return answers, {"answers": answers, "generation": generation}
+
+    def learn(self, model: nn.Module, labels: Tensor, target: Tensor, me: Client) -> float:
         """Cross-entropy with the labels of the unlabelled images, and with the true ones beside it. The mean loss."""
         images, own, views = me.shard.unlabeled, me.shard.labeled, me.rng("views")
         view = me.views.strong_view if self.view == "strong" else me.views.weak_view
         optimizer = me.optimizer(model, steps=me.steps(max(len(images), len(own))))
-        # Smoothing helps who is asked for a class, and spoils probabilities, of which the prior is made.
+        # Who labels for others gives probabilities that hold where all classes are alike, of which priors are made:
+        # logits are adjusted by how often classes are (Menon et al., 2021), and smoothing would pass for doubt.
         smoothing = 0.0 if self.labels_for_others else me.train.label_smoothing
+        adjustment = 1.0 if self.labels_for_others else me.train.logit_adjustment
+        offsets = adjustment * target.clamp(min=1e-4).log()
         losses: list[Tensor] = []
         model.train()
         for _ in range(me.epochs):
@@ -140,7 +154,7 @@ class Provenance(Method):
                         logits = model(me.views.weak_view(own.images[labeled], views))
                         loss = loss + me.label_loss(logits, own.labels[labeled])
                     if len(some):
-                        logits = model(view(images[some], views))
+                        logits = model(view(images[some], views)) + offsets
                         loss = loss + F.cross_entropy(logits, labels[some], label_smoothing=smoothing)
                     optimizer_step(model, optimizer, loss, me.train.clip)
                     losses.append(loss.detach())
@@ -150,17 +164,31 @@ class Provenance(Method):
         parties = [reply for reply in replies if reply.examples > 0]
         labeled = [reply.client in hub.labeled_clients for reply in parties]
         model = weights_in(state, "model")
-        if labels := len(hub.shard.labeled):  # the server is one more party
-            parties.append(Reply(send={"model": hub.finetune(model)}, examples=labels))
+        if len(hub.shard.labeled):  # the server is one more party
+            side = hub.in_turn()
+            parties.append(Reply(send={"model": side.finetune(model)}, examples=len(side.shard.labeled)))
             labeled.append(True)
         if parties:
             weights = labeled_shares([reply.examples for reply in parties], labeled, self.labeled_share)
             model = hub.mean_model(model, parties, weights)
-        answers = sum((reply.tensor("answers") for reply in replies), torch.zeros(hub.classes))
-        tilt = tensor_in(state, "tilt")
-        if answers.sum() > 0:
-            tilt = (tilt + towards_even(answers, self.align)) / 2
-        return {**state, "model": model, "tilt": tilt}
+        return {**state, "model": model, **self.tilted(state, replies, hub)}
+
+    def tilted(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        """How often all clients together see each class, and the tilt by which that comes nearer to what is likely.
+
+        What is likely is settled once a generation, when each client has been asked about once, and before any tilt.
+        """
+        fades = 1.0 - hub.asked_share  # clients that were not asked now were asked before
+        classes = fades * tensor_in(state, "classes") + sum(reply.tensor("classes") for reply in replies)
+        unsure = fades * number_in(state, "unsure") + sum(reply.number("unsure") for reply in replies)
+        tilt, target = tensor_in(state, "tilt"), tensor_in(state, "target")
+        asked = (hub.round + 1) * hub.asked_share  # how often each client was, about
+        if classes.sum() > 0 and asked > 1.0 - 1e-9:
+            mean = classes / classes.sum()
+            if asked - hub.asked_share < 1.0 - 1e-9:
+                target = likely_shares(mean, unsure / float(classes.sum()))
+            tilt = tilt * (target / mean.clamp(min=1e-4)) ** (self.align * hub.asked_share)
+        return {"classes": classes, "unsure": unsure, "tilt": tilt, "target": target}
 
 
 @dataclass(frozen=True)
@@ -168,6 +196,16 @@ class EarlierGeneration(Provenance):
     """A generation whose model labels for the next one."""
 
     labels_for_others: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class FirstLabeller(FedAvg):
+    """FedAvg on the labels. A round passes over all of them: they are few, whatever `train.parts` makes of the rest."""
+
+    def _train(self, weights: Weights, side: Client | Hub) -> Reply:
+        model = side.model(weights)
+        loss = side.fit_labeled(model, epochs=1, whole=True)
+        return Reply(send={"model": side.weights(model)}, examples=len(side.whole.labeled), metrics={"loss": loss})
 
 
 def by_prior(probs: Tensor, prior: Tensor) -> Tensor:
@@ -184,7 +222,7 @@ def own_prior(probs: Tensor, known: Tensor, steps: int = EM_STEPS) -> Tensor:
     """The class prior of the place that images come from, by expectation-maximisation (Saerens et al., 2002).
 
     `known`: counts of what is known to have been seen there before. Each step takes the mean of these and of the
-    images' posteriors by the prior so far.
+    images' posteriors by the prior so far: Σ_x p(x) · π / (p(x) · π), class by class.
 
     >>> probs = torch.tensor([[0.8, 0.2], [0.8, 0.2]])                      # unsure, but always the same
     >>> own_prior(probs, torch.tensor([1.0, 1.0]), steps=1)                 # (1 + 2 · 0.8) / 4
@@ -194,15 +232,23 @@ def own_prior(probs: Tensor, known: Tensor, steps: int = EM_STEPS) -> Tensor:
     """
     prior = known / known.sum() if known.sum() > 0 else torch.full_like(known, 1.0 / len(known))
     for _ in range(steps):
-        prior = (by_prior(probs, prior).sum(dim=0) + known) / (len(probs) + known.sum())
+        posteriors = prior * (probs.T @ (1.0 / (probs @ prior).clamp(min=1e-12)))  # their sum over images
+        prior = (posteriors + known) / (len(probs) + known.sum())
     return prior
 
 
-def towards_even(answers: Tensor, power: float) -> Tensor:
-    """By what to multiply a labeller's probabilities so that its mean answer over all clients moves to an even one.
+def likely_shares(mean: Tensor, doubt: float) -> Tensor:
+    """How often each class is, all clients together, by a labeller's count of it and its doubt about an image.
 
-    >>> towards_even(torch.tensor([6.0, 2.0]), 1.0), towards_even(torch.tensor([6.0, 2.0]), 0.0)  # ½ : ¾, ½ : ¼
-    (tensor([0.6667, 2.0000]), tensor([1., 1.]))
+    Labellers have favourites. One that doubts so many of its answers may be wrong about half as many counts; what is
+    further from even shares than that is taken to be so, by a positive-part James–Stein rule (James and Stein, 1961).
+
+    >>> likely_shares(torch.tensor([0.6, 0.4]), doubt=0.2)                  # .1 from even, as far as doubt explains
+    tensor([0.5000, 0.5000])
+    >>> likely_shares(torch.tensor([0.9, 0.1]), doubt=0.2)                  # .4 from even: 1 − (.1 / .4)² of it stays
+    tensor([0.8750, 0.1250])
     """
-    mean = answers / answers.sum()
-    return (1.0 / len(mean) / mean.clamp(min=1e-4)) ** power
+    even = 1.0 / len(mean)
+    distance = float((mean - even).abs().sum()) / 2  # in total variation
+    trust = max(0.0, 1.0 - (doubt / 2 / distance) ** 2) if distance > 0 else 0.0
+    return even + trust * (mean - even)
