@@ -38,10 +38,11 @@ labels) and the order of methods. A published number stands beside ours where th
 between bounds that have not converged: the mean of the last fifth of their rounds must be less than half a point above
 that of the fifth before.
 
-*Last five* is the mean of the last five evaluated rounds, ± the standard deviation over seeds: single rounds swing. A
-claim *holds here* if the difference has its sign in every seed, *does not hold here* if its mean has the other sign,
-and is *open* if seeds disagree; one seed decides nothing. At paper scale a table is one command:
-`tacit compare recipes/cbafed/table1 --only fashion-mnist` (with `--scale tenth` a smaller one).
+*Last five* is the mean of the last five evaluated rounds, ± the standard deviation over seeds: single rounds swing.
+It is of accuracy, and where one class has more than half of the test images of balanced accuracy. A claim *holds
+here* if the difference has its sign in every seed, *does not hold here* if its mean has the other sign, and is *open*
+if seeds disagree; one seed decides nothing. At paper scale a table is one command: `tacit compare
+recipes/cbafed/table1 --only fashion-mnist` (with `--scale tenth` a smaller one).
 """
 
 

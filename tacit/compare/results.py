@@ -378,9 +378,13 @@ class Result:
 
 
 def outcome(run: Run) -> dict[str, Any]:
-    """The summary of a finished run, with the mean of the last five evaluated rounds and all bytes together."""
+    """The summary of a finished run, with the mean of the last five evaluated rounds and all bytes together.
+
+    The mean is of the figure that leads: balanced accuracy where one class has more than half of the test images.
+    """
     summary = run.summary or {}
-    tail = [record["accuracy"] for record in run.records if record.get("accuracy") is not None][-5:]
+    figure = leads(summary)
+    tail = [record[figure] for record in run.records if record.get(figure) is not None][-5:]
     traffic = summary.get("bytes_up", 0) + summary.get("bytes_down", 0)
     return {**summary, "last_five": statistics.fmean(tail) if tail else None, "bytes": traffic}
 
@@ -390,7 +394,8 @@ def results(rows: Sequence[Row], seen: Survey, score: str = "") -> list[list[Res
     found, given = [], score
     for block in blocks_of(rows):
         runs = {row.label: {j.experiment.seed: outcome(Run(j.folder)) for j in row.jobs if j.finished} for row in block}
-        score = given or next((leads(run) for line in runs.values() for run in line.values()), "accuracy")
+        figure = next((leads(run) for line in runs.values() for run in line.values()), "accuracy")
+        score = given or figure
         bounds = {bound_of(row.experiment): row for row in reversed(block)}  # the first of several counts
         lower, upper = (
             _mean([run.get(score) for run in runs[bounds[name].label].values()]) if name in bounds else None
@@ -399,7 +404,7 @@ def results(rows: Sequence[Row], seen: Survey, score: str = "") -> list[list[Res
         settled = {
             row.label: of_runs(
                 [Run(job.folder).records for job in row.jobs if job.finished],
-                "accuracy" if score == "last_five" else score,
+                figure if score == "last_five" else score,
             )
             for name, row in bounds.items()
             if name

@@ -267,7 +267,7 @@ class Party:
         settings = self.train
         balanced = settings.class_weights == "balanced"
         corrected = balanced, settings.logit_adjustment, settings.label_smoothing
-        return label_loss(self.whole.labeled.labels, self.classes, *corrected)
+        return label_loss(self.shard.labeled.labels, self.classes, *corrected)
 
     @property
     def epochs(self) -> int:
@@ -283,10 +283,12 @@ class Party:
         optimizer: torch.optim.Optimizer | None = None,
         batch: int = 0,
         whole: bool = False,
+        label_loss: LabelLoss | None = None,
     ) -> float:
         """Train on this side's labelled images: cross-entropy on weak views. Returns the last epoch's loss.
 
-        `whole`: on all of them, where the round is about a part (`train.parts`).
+        `whole`: on all of them, where the round is about a part (`train.parts`). `label_loss`: another one than
+        `self.label_loss`.
         """
         labeled = self.whole.labeled if whole else self.shard.labeled
         optimizer = self.optimizer(model, lr) if optimizer is None else optimizer
@@ -304,7 +306,7 @@ class Party:
             clip=self.train.clip,
             generator=self.rng("labeled views"),
             after_epoch=after_epoch,
-            label_loss=self.label_loss,
+            label_loss=self.label_loss if label_loss is None else label_loss,
         )
 
     def fit(
@@ -496,9 +498,9 @@ class Hub(Party):
         if self.train.parts == 1:
             return self
         party = copy.copy(self)
-        party.shard = shard_in_turn(
-            self.whole, self.train.parts, self.round, self._setup.seed, "server", self.stage
-        ).shard
+        party.__dict__.pop("label_loss", None)  # that of the part is another one
+        name = (self._setup.seed, "server", self.stage)
+        party.shard = shard_in_turn(self.whole, self.train.parts, self.round, *name).shard
         return party
 
     def finetune(self, weights: Weights) -> Weights:

@@ -7,7 +7,7 @@ from these labels, and what they have learned labels for the next generation.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -29,13 +29,14 @@ from tacit.contract.method import (
 )
 from tacit.contract.parties import Client, Hub
 from tacit.core.payload import Payload, Weights, number_in, tensor_in, weights_in
-from tacit.methods.fedavg import FedAvg
 from tacit.nets.optimizer import live_taps_only, optimizer_step
 from tacit.pieces.aggregate import labeled_shares
 from tacit.pieces.consistency import paired_batches
+from tacit.pieces.loss import LabelLoss
 from tacit.pieces.train import predict
 
 EM_STEPS = 30  # more change nothing that matters
+LEAST_SHARE = 1e-4  # of a class, where something is divided by it
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Provenance(Method):
     """
 
     warmup: Annotated[Rounds, "passes over the labels, a round each: the first labeller (0: net.weights is it)"] = 100
-    generations: Annotated[AtLeastOne, "labellers, one after the other: the first knows the labels alone"] = 3
-    generation_rounds: Annotated[Rounds, "of each generation but the last, which has the main rounds"] = 160
+    generations: Annotated[AtLeastOne, "labellers, one after the other: the first knows the labels alone"] = 5
+    generation_rounds: Annotated[Rounds, "of each generation but the last, which has the main rounds"] = 80
     prior: Annotated[bool, "each client's own class prior turns its labels (false: the ablation)"] = True
     doubt: Annotated[NotNegative, "images of each class that a client is taken to have seen before it looks"] = 1.0
     align: Annotated[Share, "the tilt's step in a round that asks all clients, as a power (0: no tilt)"] = 0.5
@@ -67,8 +68,13 @@ class Provenance(Method):
         "of a Classifier to New a Priori Probabilities: A Simple Procedure, Neural Computation 2002"
     )
     server_sends: ClassVar = {
-        "model": "weights", "labeller": "weights", "generation": "number", "tilt": "[K]", "target": "distribution[K]"
-    }  # fmt: skip
+        "model": "weights",
+        "labeller": "weights",
+        "generation": "number",
+        "tilt": "[K]",
+        "target": "distribution[K]",
+        "label_shares": "distribution[K]",
+    }
     client_sends: ClassVar = {"model": "weights", "classes": "counts[K]", "unsure": "number"}
     client_keeps: ClassVar = {"answers?": "any", "generation?": "number"}
     merges_sums: ClassVar = {"model": "mean", "classes": "sum", "unsure": "sum"}
@@ -97,10 +103,13 @@ class Provenance(Method):
         return tuple(stage for stage in (first, *earlier) if stage.rounds)
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
-        state, even = super().server_start(hub, past), torch.full((hub.classes,), 1.0 / hub.classes)
+        state = super().server_start(hub, past)
+        even = torch.full((hub.classes,), 1.0 / hub.classes)
+        known = [tensor_in(earlier, "label_shares") for earlier in past.values() if "label_shares" in earlier]
         generation = 1 + sum("labeller" in earlier for earlier in past.values())
         state = {**state, "labeller": state["model"], "generation": generation, "tilt": torch.ones(hub.classes)}
-        return {**state, "target": even, "classes": torch.zeros(hub.classes), "unsure": 0.0}
+        counted: Payload = {"target": even, "classes": torch.zeros(hub.classes), "unsure": 0.0}
+        return {**state, **counted, "label_shares": known[-1] if known else even}
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         down: Payload = {name: state[name] for name in self.server_sends}
@@ -119,7 +128,7 @@ class Provenance(Method):
         if self.hard:
             labels = F.one_hot(labels.argmax(1), me.classes).to(labels)
         model = me.model(task.weights("model"))
-        loss = self.learn(model, labels.to(me.device), task.tensor("target").to(me.device), me)
+        loss = self.learn(model, labels.to(me.device), task, me)
         send: Payload = {"model": me.weights(model), "classes": classes, "unsure": unsure}
         return Reply(send=send, examples=len(images) + len(own), keep=keep, metrics={"loss": loss})
 
@@ -134,16 +143,15 @@ class Provenance(Method):
         answers = predict(me.model(task.weights("labeller")), images, me.views.plain).cpu()
         return answers, {"answers": answers, "generation": generation}
 
-    def learn(self, model: nn.Module, labels: Tensor, target: Tensor, me: Client) -> float:
+    def learn(self, model: nn.Module, labels: Tensor, task: Task, me: Client) -> float:
         """Cross-entropy with the labels of the unlabelled images, and with the true ones beside it. The mean loss."""
         images, own, views = me.shard.unlabeled, me.shard.labeled, me.rng("views")
         view = me.views.strong_view if self.view == "strong" else me.views.weak_view
         optimizer = me.optimizer(model, steps=me.steps(max(len(images), len(own))))
-        # Who labels for others gives probabilities that hold where all classes are alike, of which priors are made:
-        # logits are adjusted by how often classes are (Menon et al., 2021), and smoothing would pass for doubt.
+        label_loss = self.loss_for(task.tensor("label_shares"), me)
+        # To who asks this generation for priors, smoothed answers would pass for doubt.
         smoothing = 0.0 if self.labels_for_others else me.train.label_smoothing
-        adjustment = 1.0 if self.labels_for_others else me.train.logit_adjustment
-        offsets = adjustment * target.clamp(min=1e-4).log()
+        soft_loss = replace(self.loss_for(task.tensor("target"), me), smoothing=smoothing)
         losses: list[Tensor] = []
         model.train()
         for _ in range(me.epochs):
@@ -152,13 +160,17 @@ class Provenance(Method):
                     loss = torch.zeros((), device=me.device)
                     if len(labeled):
                         logits = model(me.views.weak_view(own.images[labeled], views))
-                        loss = loss + me.label_loss(logits, own.labels[labeled])
+                        loss = loss + label_loss(logits, own.labels[labeled])
                     if len(some):
-                        logits = model(view(images[some], views)) + offsets
-                        loss = loss + F.cross_entropy(logits, labels[some], label_smoothing=smoothing)
+                        loss = loss + soft_loss(model(view(images[some], views)), labels[some])
                     optimizer_step(model, optimizer, loss, me.train.clip)
                     losses.append(loss.detach())
         return float(torch.stack(losses).mean()) if losses else 0.0
+
+    def loss_for(self, shares: Tensor, side: Client | Hub) -> LabelLoss:
+        """Cross-entropy of images with these class shares. Who labels for others gives probabilities that hold where
+        all classes are alike, of which priors are made; the last generation does as the experiment says."""
+        return adjusted_loss(shares, 1.0 if self.labels_for_others else side.train.logit_adjustment, side)
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         parties = [reply for reply in replies if reply.examples > 0]
@@ -166,7 +178,9 @@ class Provenance(Method):
         model = weights_in(state, "model")
         if len(hub.shard.labeled):  # the server is one more party
             side = hub.in_turn()
-            parties.append(Reply(send={"model": side.finetune(model)}, examples=len(side.shard.labeled)))
+            own = side.model(model)
+            side.fit_labeled(own, label_loss=self.loss_for(tensor_in(state, "label_shares"), side))
+            parties.append(Reply(send={"model": side.weights(own)}, examples=len(side.shard.labeled)))
             labeled.append(True)
         if parties:
             weights = labeled_shares([reply.examples for reply in parties], labeled, self.labeled_share)
@@ -187,7 +201,7 @@ class Provenance(Method):
             mean = classes / classes.sum()
             if asked - hub.asked_share < 1.0 - 1e-9:
                 target = likely_shares(mean, unsure / float(classes.sum()))
-            tilt = tilt * (target / mean.clamp(min=1e-4)) ** (self.align * hub.asked_share)
+            tilt = tilt * (target / mean.clamp(min=LEAST_SHARE)) ** (self.align * hub.asked_share)
         return {"classes": classes, "unsure": unsure, "tilt": tilt, "target": target}
 
 
@@ -199,13 +213,54 @@ class EarlierGeneration(Provenance):
 
 
 @dataclass(frozen=True)
-class FirstLabeller(FedAvg):
-    """FedAvg on the labels. A round passes over all of them: they are few, whatever `train.parts` makes of the rest."""
+class FirstLabeller(Method):
+    """FedAvg on the labels, in rounds that pass over all of them, whatever `train.parts` makes of the rest.
 
-    def _train(self, weights: Weights, side: Client | Hub) -> Reply:
-        model = side.model(weights)
-        loss = side.fit_labeled(model, epochs=1, whole=True)
-        return Reply(send={"model": side.weights(model)}, examples=len(side.whole.labeled), metrics={"loss": loss})
+    Its probabilities are to hold where all classes are alike. What is corrected is the skew of all labels together:
+    that of a party among many is corrected by the others, and correcting it twice costs.
+    """
+
+    server_sends: ClassVar = {"model": "weights", "label_shares": "distribution[K]"}
+    client_sends: ClassVar = {"model": "weights", "labels": "counts[K]"}
+    merges_sums: ClassVar = {"model": "mean", "labels": "sum"}
+    asks_labeled: ClassVar = True
+
+    def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
+        return 1, 0
+
+    def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
+        return {**super().server_start(hub, past), "label_shares": torch.full((hub.classes,), 1.0 / hub.classes)}
+
+    def server_send(self, state: Payload, hub: Hub) -> list[Task]:
+        asked = hub.sample_clients(hub.labeled_clients) if hub.labeled_clients else []
+        return [Task(client, {**state}) for client in asked]
+
+    def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
+        return self.learn(task.weights("model"), task.tensor("label_shares"), me)
+
+    def learn(self, weights: Weights, label_shares: Tensor, side: Client | Hub) -> Reply:
+        model, labels = side.model(weights), side.whole.labeled.labels
+        loss = side.fit_labeled(model, epochs=1, whole=True, label_loss=adjusted_loss(label_shares, 1.0, side))
+        counts = torch.bincount(labels.cpu(), minlength=side.classes).float()
+        send: Payload = {"model": side.weights(model), "labels": counts}
+        return Reply(send=send, examples=len(labels), metrics={"loss": loss})
+
+    def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
+        parties, model, label_shares = [*replies], weights_in(state, "model"), tensor_in(state, "label_shares")
+        if len(hub.shard.labeled):  # the server is one more party
+            parties.append(self.learn(model, label_shares, hub))
+        if not any(party.examples for party in parties):
+            return state
+        alone = len(hub.labeled_clients) + (len(hub.shard.labeled) > 0) == 1
+        counts = torch.stack([party.tensor("labels") for party in parties]).sum(0).clamp(min=1)
+        return {"model": hub.mean_model(model, parties, alone=alone), "label_shares": counts / counts.sum()}
+
+
+def adjusted_loss(shares: Tensor, adjustment: float, side: Client | Hub) -> LabelLoss:
+    """Cross-entropy of images in which classes have these shares, after which (adjustment 1) a model's probabilities
+    hold where all classes are alike: the log of the shares is added to its logits (Menon et al., 2021, Eq. 10)."""
+    offsets = adjustment * shares.clamp(min=LEAST_SHARE).log().to(side.device)
+    return LabelLoss(offsets=offsets, smoothing=side.train.label_smoothing)
 
 
 def by_prior(probs: Tensor, prior: Tensor) -> Tensor:
