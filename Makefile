@@ -61,7 +61,7 @@ bench: $(VENV)/.dev      ## speed and memory as ratios within one run (ONLY=roun
 	$(BIN)/python -m benchmarks $(ONLY)
 
 evidence: $(VENV)/.dev  ## slower evidence: real data, several seeds
-	$(BIN)/python -m benchmarks.evidence PART=$(PART) SEEDS=$(SEEDS) AGAIN=$(AGAIN)
+	$(BIN)/python -m benchmarks.evidence PART=$(PART) SEEDS=$(SEEDS) AGAIN=$(AGAIN) ROWS="$(ROWS)"
 
 protocols: $(VENV)/.dev  ## docs/protocols.md: the papers' values beside those of the recipes
 	$(BIN)/python -m benchmarks.protocols

@@ -2,7 +2,8 @@
 
 `make evidence PART=server SEEDS=3` runs one part (benchmarks/parts/*.toml). What is finished lies in evidence/runs and
 is not repeated, what was stopped goes on: so the whole can be interrupted at any time. `AGAIN=yes` makes a part from
-scratch. Each finished run renews docs/evidence.md, which `PART=page` makes alone. `PART=robust` and `PART=private` are
+scratch, `ROWS=provenance` the rows with that in their label alone. Each finished run renews docs/evidence.md, which
+`PART=page` makes alone. `PART=robust` and `PART=private` are
 the tables of docs/privacy.md (benchmarks/safeguards.py).
 """
 
@@ -42,9 +43,10 @@ def rows_of(part: Mapping[str, Any], seeds: int, shelf: Mapping[str, Path]) -> l
     return rows
 
 
-def run_part(name: str, part: dict[str, Any], seeds: int, again: bool, screen: SafeConsole) -> None:
-    """All rows of a part, one seed of all rows after the other, so that an early page has all rows."""
-    rows = rows_of(part, seeds, on_the_shelf())
+def run_part(name: str, part: dict[str, Any], seeds: int, again: bool, only: str, screen: SafeConsole) -> None:
+    """All rows of a part, or those whose labels hold `only`, one seed of all rows after the other, so that an early
+    page has all rows."""
+    rows = [row for row in rows_of(part, seeds, on_the_shelf()) if only in row.label]
     for seed in range(seeds):
         for row in rows:
             kept = row.jobs[seed]
@@ -87,7 +89,8 @@ def main() -> None:
         return
     for name in [name for name in known if asked in ("", name)]:
         try:
-            run_part(name, known[name], int(settings.get("SEEDS", known[name]["seeds"])), "AGAIN" in settings, screen)
+            seeds = int(settings.get("SEEDS", known[name]["seeds"]))
+            run_part(name, known[name], seeds, "AGAIN" in settings, settings.get("ROWS", ""), screen)
         except KeyboardInterrupt:
             screen.print("\nStopped. Finished rounds are saved; the same command goes on.")
             raise SystemExit(130) from None

@@ -8,6 +8,7 @@ from these labels, and what they have learned labels for the next generation.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from tacit.contract.method import (
     UNKNOWN,
     AtLeastOne,
+    Count,
     Experiment,
     Held,
     Method,
@@ -55,6 +57,7 @@ class Provenance(Method):
     warmup: Annotated[Rounds, "passes over the labels, a round each: the first labeller (0: net.weights is it)"] = 100
     generations: Annotated[AtLeastOne, "labellers, one after the other: the first knows the labels alone"] = 5
     generation_rounds: Annotated[Rounds, "of each generation but the last, which has the main rounds"] = 80
+    asked_views: Annotated[Count, "weak views of an image whose mean answer counts (0: that for the image itself)"] = 0
     prior: Annotated[bool, "each client's own class prior turns its labels (false: the ablation)"] = True
     doubt: Annotated[NotNegative, "images of each class that a client is taken to have seen before it looks"] = 1.0
     align: Annotated[Share, "the tilt's step in a round that asks all clients, as a power (0: no tilt)"] = 0.5
@@ -140,7 +143,9 @@ class Provenance(Method):
         images = me.whole.unlabeled
         if not len(images):
             return torch.zeros(0, me.classes), {}
-        answers = predict(me.model(task.weights("labeller")), images, me.views.plain).cpu()
+        labeller, views = me.model(task.weights("labeller")), me.rng("asked views")
+        shown = [partial(me.views.weak_view, generator=views)] * self.asked_views or [me.views.plain]
+        answers = torch.stack([predict(labeller, images, view) for view in shown]).mean(0).cpu()
         return answers, {"answers": answers, "generation": generation}
 
     def learn(self, model: nn.Module, labels: Tensor, task: Task, me: Client) -> float:
