@@ -8,7 +8,6 @@ from these labels, and what they have learned labels for the next generation.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from tacit.contract.method import (
     UNKNOWN,
     AtLeastOne,
-    Count,
     Experiment,
     Held,
     Method,
@@ -57,12 +55,11 @@ class Provenance(Method):
     warmup: Annotated[Rounds, "passes over the labels, a round each: the first labeller (0: net.weights is it)"] = 100
     generations: Annotated[AtLeastOne, "labellers, one after the other: the first knows the labels alone"] = 5
     generation_rounds: Annotated[Rounds, "of each generation but the last, which has the main rounds"] = 80
-    asked_views: Annotated[Count, "weak views of an image whose mean answer counts (0: that for the image itself)"] = 0
     prior: Annotated[bool, "each client's own class prior turns its labels (false: the ablation)"] = True
     doubt: Annotated[NotNegative, "images of each class that a client is taken to have seen before it looks"] = 1.0
     align: Annotated[Share, "the tilt's step in a round that asks all clients, as a power (0: no tilt)"] = 0.5
     hard: Annotated[bool, "the most probable class as the label, instead of all probabilities"] = False
-    view: Annotated[Literal["weak", "strong"], "of unlabelled images, in training"] = "weak"
+    view: Annotated[Literal["weak", "strong"], "of unlabelled images, in the last generation"] = "weak"
     labeled_share: Annotated[Share, "of the mean, that labelled parties have at least"] = 0.2
 
     labels_for_others: ClassVar[bool] = False  # whether another generation learns from what this one ends with
@@ -143,15 +140,14 @@ class Provenance(Method):
         images = me.whole.unlabeled
         if not len(images):
             return torch.zeros(0, me.classes), {}
-        labeller, views = me.model(task.weights("labeller")), me.rng("asked views")
-        shown = [partial(me.views.weak_view, generator=views)] * self.asked_views or [me.views.plain]
-        answers = torch.stack([predict(labeller, images, view) for view in shown]).mean(0).cpu()
+        answers = predict(me.model(task.weights("labeller")), images, me.views.plain).cpu()
         return answers, {"answers": answers, "generation": generation}
 
     def learn(self, model: nn.Module, labels: Tensor, task: Task, me: Client) -> float:
         """Cross-entropy with the labels of the unlabelled images, and with the true ones beside it. The mean loss."""
         images, own, views = me.shard.unlabeled, me.shard.labeled, me.rng("views")
-        view = me.views.strong_view if self.view == "strong" else me.views.weak_view
+        strong = self.view == "strong" and not self.labels_for_others
+        view = me.views.strong_view if strong else me.views.weak_view
         optimizer = me.optimizer(model, steps=me.steps(max(len(images), len(own))))
         label_loss = self.loss_for(task.tensor("label_shares"), me)
         # To who asks this generation for priors, smoothed answers would pass for doubt.
