@@ -87,6 +87,7 @@ def main() -> None:
     if asked in safeguards.TABLES:
         screen.print(f"Written: {safeguards.PAGE}", highlight=False)
         return
+    stopped: list[str] = []
     for name in [name for name in known if asked in ("", name)]:
         try:
             seeds = int(settings.get("SEEDS", known[name]["seeds"]))
@@ -94,14 +95,17 @@ def main() -> None:
         except KeyboardInterrupt:
             screen.print("\nStopped. Finished rounds are saved; the same command goes on.")
             raise SystemExit(130) from None
-        except TacitError as error:
-            raise SystemExit(f"{name}: {error}") from None
+        except TacitError as error:  # as where a data set is not here and cannot be fetched: the others go on
+            screen.print(f"{name}: {error}", highlight=False)
+            stopped.append(name)
     shown = all_rows()
     for name, (_, rows) in shown.items():
         if done := page.finished(rows):
             curves.draw(done, page.PICTURES / f"{name}.png")
     page.write(shown)
     screen.print(f"Written: {page.PAGE}", highlight=False)
+    if stopped:
+        raise SystemExit(f"Not finished, for the reasons above: {', '.join(stopped)}")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ KEPT = (
     "round",
     "step",
     "accuracy",
+    "balanced_accuracy",
     "auc",
     "pseudo_accuracy",
     "accepted_ratio",
