@@ -31,7 +31,7 @@ CLASSES = [
 ]
 SITES = [f"north[/b]{TITLE}", "-south|\u2066\t"]
 FOLDER = "[/b]:smile:\u202e"  # control characters in a path on the command line are refused (tacit/core/paths.py)
-QUICK = ["rounds=1", "net.name=cnn-4", "backend.name=local", "method.warmup=1", "method.warmup_epochs=1"]
+QUICK = ["rounds=1", "net.name=cnn-4", "backend.name=local", "method.warmup=1", "method.generations=1"]
 
 
 class Place:

@@ -316,7 +316,9 @@ def test_the_budget_fits_the_machine(clinics: Path) -> None:
         propose(report, [clinics], "x", measured=Measured(100, seconds, 60.0, 3)).rounds
         for seconds in (10.0, 2000.0, 1e6)
     )
-    assert (quick, slow, slower) == (100, 42, LEAST_ROUNDS)  # 840 s are left at 20 s a round
+    enough = propose(report, [clinics], "x").rounds
+    assert (quick, slow, slower) == (enough, 42, LEAST_ROUNDS)  # 840 s are left at 20 s a round
+    assert enough > 42
 
 
 def test_photographs_begin_with_what_is_known_where_it_is_installed(
@@ -342,8 +344,8 @@ def test_the_training_is_that_of_the_recipe_for_short_budgets(clinics: Path) -> 
     init(clinics)
     experiment = written(Path("clinics.toml"))
     train, server = experiment.train, experiment.server
-    assert (train.lr, train.schedule, train.schedule_by, train.end) == (0.05, "linear", "step", 0.02)
-    assert (server.name, server.momentum) == ("momentum", 0.6)
-    assert train.label_smoothing == 0  # with it, hardly a prediction would be as sure as a pseudo-label must be
+    assert (train.lr, train.schedule, train.schedule_by, train.end) == (0.1, "linear", "step", 0.01)
+    assert (train.label_smoothing, server.name, server.momentum) == (0.1, "momentum", 0.9)
+    assert experiment.method["generation_rounds"] == experiment.rounds // 2
     init(clinics / "north")
     assert written(Path("north.toml")).server.name == "mean"  # nobody to average with

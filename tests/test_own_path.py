@@ -16,7 +16,7 @@ from tacit.data.dataset import Dataset
 from tacit.data.sources import load
 
 ROOT = Path(__file__).parent.parent
-QUICK = ("rounds=1", "method.warmup=1", "method.warmup_epochs=1", "net.name=cnn-8", "backend.name=local")
+QUICK = ("rounds=1", "method.warmup=1", "method.generations=1", "net.name=cnn-8", "backend.name=local")
 
 
 def few_thousand() -> Dataset:

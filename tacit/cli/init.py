@@ -138,8 +138,8 @@ def measure(experiment: "Experiment") -> "Measured | None":
         return None
     # The file is for later, so what else this machine computes just now does not count.
     needed = stage_seconds(plan, time.process_time if plan.setup.device.type == "cpu" else time.perf_counter)
-    growing = sum(needed.get(name) or 0.0 for name in ("main", "twin"))
-    fixed = sum(seconds or 0.0 for seconds in needed.values()) - growing
+    fixed = needed.get("warm-up") or 0.0
+    growing = sum(seconds or 0.0 for seconds in needed.values()) - fixed
     held = typical_client(plan.split, experiment.train.batch)
     return Measured(experiment.rounds, growing, fixed, label_passes(plan.stages, experiment.train.epochs, held))
 

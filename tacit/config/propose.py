@@ -14,11 +14,13 @@ from tacit.data.folder_report import FolderReport, Item
 from tacit.data.images import RULE
 from tacit.data.placement import fitting_placements
 
-METHOD = "fixmatch"  # for who has unlabelled images; the one place where it is named
-PASSES = 60_000  # images trained on in all: enough to learn from, as far as the machine is quick enough
+METHOD = "provenance"  # for who has unlabelled images; the one place where it is named
+PASSES = 90_000  # images trained on in all: enough to learn from, as far as the machine is quick enough
 MINUTES = 15  # that a run should not exceed
-WARM_UP = 60 * 32  # labelled images that a party trains on in a round of the warm-up: 60 steps
-LEAST_ROUNDS, MOST_ROUNDS = 20, 100
+MEETING = 64  # images of a client between two meetings: two steps
+MOST_PARTS = 16  # meetings in a pass over the images
+GENERATIONS = 5  # of provenance; all but the last have half of its rounds, so that there are three times as many in all
+LEAST_ROUNDS, MOST_ROUNDS = 20, 160
 HELD_OUT_SHARE = 5  # one labelled image in so many is held out where no test set is given
 KEPT_BACK, LEAST_KEPT, ENOUGH_KEPT = 0.2, 20, 200  # of the labels, for the guard; and how many images that must be
 PHOTOGRAPH, PRETRAINED_SIZE = 64, 96  # pixels from which a coloured image is taken for one, and at which it is shown
@@ -100,7 +102,9 @@ def propose(
     labeled, unlabeled = sum(p.labeled for p in held), sum(p.unlabeled for p in sites)
     placement = "server" if clients else fitting_placements(at_server, [(p.labeled, p.unlabeled) for p in sites])[0]
     method = METHOD if unlabeled else "fedavg"
-    rounds = min(max(PASSES // max(labeled + unlabeled, 1), LEAST_ROUNDS), MOST_ROUNDS)
+    parts = min(max((labeled + unlabeled) // max(clients or len(sites), 1) // MEETING, 1), MOST_PARTS)
+    passes = PASSES // max(labeled + unlabeled, 1) // (1 + (GENERATIONS - 1) // 2 if unlabeled else 1)
+    rounds = min(max(passes * parts, LEAST_ROUNDS), MOST_ROUNDS)
     if measured is not None:
         rounds = max(min(rounds, measured.most_rounds()), LEAST_ROUNDS)
     given = [f'"{safe(party.name, 60)}" {party.labeled:,}' for party in held if party.labeled]
@@ -144,14 +148,17 @@ def propose(
         _net(photographs, gpu),
         [
             "[train]                          # a recipe for short budgets (docs/training.md)",
-            _line("lr", 0.05, "the highest learning rate: it rises to it,"),
+            _line("lr", 0.1, "the highest learning rate: it rises to it,"),
             _line("warmup", 0.05, "in this share of a stage, and falls"),
             _line("schedule", "linear", "in a straight line"),
             _line("schedule_by", "step", "with each step"),
-            _line("end", 0.02, "to this share of it"),
+            _line("end", 0.01, "to this share of it"),
             _line("nesterov", True, "momentum that looks ahead"),
             _line("batch", 32, "images a step"),
-            *_epochs(clients),
+            _line("parts", parts, "a round is about one of so many parts of a client's images: clients meet often")
+            if parts > 1
+            else "",
+            _line("label_smoothing", 0.1, "so much of a label is spread over all classes"),
             _line("class_weights", "balanced", skew.why_weigh) if skew.weigh else "",
         ],
         _server(clients or len(sites)),
@@ -161,7 +168,7 @@ def propose(
             if unlabeled
             else _line("name", method, "every image has a label"),
         ],
-        _options(method, labeled, sum(p.labeled > 0 for p in held)),
+        _options(rounds) if unlabeled else [],
         _guard(guard, measured) if unlabeled else [],
     ]
     text = "\n\n".join("\n".join(line for line in section if line) for section in sections if section) + "\n"
@@ -181,16 +188,13 @@ def _net(photographs: bool, gpu: bool) -> list[str]:
 
 
 def _server(parties: int) -> list[str]:
-    """Momentum for a mean of several; one party alone is better off without (docs/training.md).
-
-    Of that recipe, smoothed labels are left out: they keep predictions below the confidence that pseudo-labels need.
-    """
+    """Momentum for a mean of several; one party alone is better off without (docs/training.md)."""
     if parties < 2:
         return []
     return [
         "[server]",
         _line("name", "momentum", "the global model goes on in the direction of earlier rounds"),
-        _line("momentum", 0.6, "so much of it"),
+        _line("momentum", 0.9, "so much of it"),
     ]
 
 
@@ -263,20 +267,13 @@ def _listed(paths: list[str]) -> str:
     return "".join(f"    {_quoted(path)},\n" for path in paths)
 
 
-def _epochs(clients: int) -> list[str]:
-    return [_line("server_epochs", 5, "passes over the server's labels in a round")] if clients else []
-
-
-def _options(method: str, labeled: int, holders: int) -> list[str]:
-    """The options of a method that are worth choosing; most methods need none."""
-    if method != "fixmatch":
-        return []
-    epochs = min(max(WARM_UP * max(holders, 1) // max(labeled, 1), 1), 20)
+def _options(rounds: int) -> list[str]:
+    """The options of the method that are worth choosing."""
     return [
-        "[method.fixmatch]                # counts while fixmatch is the method, and waits otherwise",
-        _line("threshold", 0.9, "how sure a prediction must be to be learned"),
-        _line("warmup", 5, "rounds on the labels alone before that,"),
-        _line("warmup_epochs", epochs, "with so many passes over them in each"),
+        f"[method.{METHOD}]              # counts while {METHOD} is the method, and waits otherwise",
+        _line("warmup", 100, "rounds on the labels alone, which make the first labeller; then come"),
+        _line("generations", GENERATIONS, "generations, each labelled by the model of the one before: the last has"),
+        _line("generation_rounds", max(rounds // 2, 1), "`rounds`, the others this many"),
     ]
 
 
