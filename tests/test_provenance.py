@@ -64,14 +64,14 @@ def told(classes: int, *first: float) -> torch.Tensor:
 
 
 def reply(value: float, examples: float, who: int, classes: torch.Tensor, unsure: float = 0.0) -> Reply:
-    send: Any = {"model": {"w": torch.tensor([value])}, "classes": classes, "unsure": unsure}
+    send: Any = {"model": {"w": torch.tensor([value])}, "classes": classes, "unsure": torch.tensor([unsure])}
     return Reply(send=send, examples=examples, client=who)
 
 
 def began(here: Hub) -> Any:
     state: Any = {"model": {"w": torch.tensor([0.0])}, "labeller": {"w": torch.tensor([7.0])}, "generation": 1}
     return {**state, "tilt": torch.ones(here.classes), "target": torch.full((here.classes,), 1 / here.classes),
-            "classes": torch.zeros(here.classes), "unsure": 0.0}  # fmt: skip
+            "classes": torch.zeros(here.classes), "unsure": torch.zeros(1)}  # fmt: skip
 
 
 def test_the_merge_by_hand() -> None:

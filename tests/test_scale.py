@@ -34,7 +34,7 @@ LENGTHS = {  # every option of every method that lasts some rounds, or epochs of
     "orchestra": {"feature_rounds"},
     "pdcfed": {"warmup", "warmup_epochs"},
     "pfedknow": {"warmup"},
-    "provenance": {"generation_rounds", "warmup", "warmup_epochs"},
+    "provenance": {"generation_rounds", "warmup"},
     "rscfed": {"warmup", "warmup_epochs"},
     "semifl": set[str](),
 }

@@ -32,7 +32,7 @@ from tacit.core.payload import Payload, Weights, number_in, tensor_in, weights_i
 from tacit.nets.optimizer import live_taps_only, optimizer_step
 from tacit.pieces.aggregate import labeled_shares
 from tacit.pieces.consistency import paired_batches
-from tacit.pieces.loss import LabelLoss
+from tacit.pieces.loss import LabelLoss, label_loss
 from tacit.pieces.train import predict
 
 EM_STEPS = 30  # more change nothing that matters
@@ -75,10 +75,13 @@ class Provenance(Method):
         "target": "distribution[K]",
         "label_shares": "distribution[K]",
     }
-    client_sends: ClassVar = {"model": "weights", "classes": "counts[K]", "unsure": "number"}
+    client_sends: ClassVar = {"model": "weights", "classes": "counts[K]", "unsure": "counts[1]"}
     client_keeps: ClassVar = {"answers?": "any", "generation?": "number"}
     merges_sums: ClassVar = {"model": "mean", "classes": "sum", "unsure": "sum"}
-    presets: ClassVar = {"paper": {}, "smoke": {"warmup": 2, "generations": 2, "generation_rounds": 1, "train.lr": 0.1}}
+    presets: ClassVar = {
+        "paper": {},
+        "smoke": {"warmup": 10, "generations": 2, "generation_rounds": 1, "train.lr": 0.1},
+    }
 
     def refuses(self, experiment: Experiment) -> str:
         if self.warmup or experiment.net.weights not in ("", "pretrained"):  # those know other classes, or none
@@ -108,7 +111,7 @@ class Provenance(Method):
         known = [tensor_in(earlier, "label_shares") for earlier in past.values() if "label_shares" in earlier]
         generation = 1 + sum("labeller" in earlier for earlier in past.values())
         state = {**state, "labeller": state["model"], "generation": generation, "tilt": torch.ones(hub.classes)}
-        counted: Payload = {"target": even, "classes": torch.zeros(hub.classes), "unsure": 0.0}
+        counted: Payload = {"target": even, "classes": torch.zeros(hub.classes), "unsure": torch.zeros(1)}
         return {**state, **counted, "label_shares": known[-1] if known else even}
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
@@ -122,7 +125,7 @@ class Provenance(Method):
         if self.prior and len(labels):
             known = self.doubt + torch.bincount(me.whole.labeled.labels.cpu(), minlength=me.classes)
             labels = by_prior(labels, own_prior(labels, known))
-        classes, unsure = labels.sum(0), float((1.0 - answers.amax(1)).sum()) if len(answers) else 0.0
+        classes, unsure = labels.sum(0), (1.0 - answers.amax(1)).sum(0, keepdim=True)
         labels = labels[me.part]
         me.audit(torch.arange(len(images)), labels.argmax(1), torch.ones(len(images), dtype=torch.bool))
         if self.hard:
@@ -149,10 +152,10 @@ class Provenance(Method):
         strong = self.view == "strong" and not self.labels_for_others
         view = me.views.strong_view if strong else me.views.weak_view
         optimizer = me.optimizer(model, steps=me.steps(max(len(images), len(own))))
-        label_loss = self.loss_for(task.tensor("label_shares"), me)
+        loss_of_own = loss_of_labels(task.tensor("label_shares"), self.adjustment(me), me)
+        offsets = adjusting(task.tensor("target"), self.adjustment(me)).to(me.device)
         # To who asks this generation for priors, smoothed answers would pass for doubt.
         smoothing = 0.0 if self.labels_for_others else me.train.label_smoothing
-        soft_loss = replace(self.loss_for(task.tensor("target"), me), smoothing=smoothing)
         losses: list[Tensor] = []
         model.train()
         for _ in range(me.epochs):
@@ -161,17 +164,18 @@ class Provenance(Method):
                     loss = torch.zeros((), device=me.device)
                     if len(labeled):
                         logits = model(me.views.weak_view(own.images[labeled], views))
-                        loss = loss + label_loss(logits, own.labels[labeled])
+                        loss = loss + loss_of_own(logits, own.labels[labeled])
                     if len(some):
-                        loss = loss + soft_loss(model(view(images[some], views)), labels[some])
+                        logits = model(view(images[some], views)) + offsets
+                        loss = loss + F.cross_entropy(logits, labels[some], label_smoothing=smoothing)
                     optimizer_step(model, optimizer, loss, me.train.clip)
                     losses.append(loss.detach())
         return float(torch.stack(losses).mean()) if losses else 0.0
 
-    def loss_for(self, shares: Tensor, side: Client | Hub) -> LabelLoss:
-        """Cross-entropy of images with these class shares. Who labels for others gives probabilities that hold where
-        all classes are alike, of which priors are made; the last generation does as the experiment says."""
-        return adjusted_loss(shares, 1.0 if self.labels_for_others else side.train.logit_adjustment, side)
+    def adjustment(self, side: Client | Hub) -> float:
+        """Who labels for others gives probabilities that hold where all classes are alike, of which priors are made;
+        the last generation does as the experiment says."""
+        return 1.0 if self.labels_for_others else side.train.logit_adjustment
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         parties = [reply for reply in replies if reply.examples > 0]
@@ -180,7 +184,8 @@ class Provenance(Method):
         if len(hub.shard.labeled):  # the server is one more party
             side = hub.in_turn()
             own = side.model(model)
-            side.fit_labeled(own, label_loss=self.loss_for(tensor_in(state, "label_shares"), side))
+            loss = loss_of_labels(tensor_in(state, "label_shares"), self.adjustment(side), side)
+            side.fit_labeled(own, label_loss=loss)
             parties.append(Reply(send={"model": side.weights(own)}, examples=len(side.shard.labeled)))
             labeled.append(True)
         if parties:
@@ -195,13 +200,13 @@ class Provenance(Method):
         """
         fades = 1.0 - hub.asked_share  # clients that were not asked now were asked before
         classes = fades * tensor_in(state, "classes") + sum(reply.tensor("classes") for reply in replies)
-        unsure = fades * number_in(state, "unsure") + sum(reply.number("unsure") for reply in replies)
+        unsure = fades * tensor_in(state, "unsure") + sum(reply.tensor("unsure") for reply in replies)
         tilt, target = tensor_in(state, "tilt"), tensor_in(state, "target")
         asked = (hub.round + 1) * hub.asked_share  # how often each client was, about
         if classes.sum() > 0 and asked > 1.0 - 1e-9:
             mean = classes / classes.sum()
             if asked - hub.asked_share < 1.0 - 1e-9:
-                target = likely_shares(mean, unsure / float(classes.sum()))
+                target = likely_shares(mean, float(unsure / classes.sum()))
             tilt = tilt * (target / mean.clamp(min=LEAST_SHARE)) ** (self.align * hub.asked_share)
         return {"classes": classes, "unsure": unsure, "tilt": tilt, "target": target}
 
@@ -241,7 +246,7 @@ class FirstLabeller(Method):
 
     def learn(self, weights: Weights, label_shares: Tensor, side: Client | Hub) -> Reply:
         model, labels = side.model(weights), side.whole.labeled.labels
-        loss = side.fit_labeled(model, epochs=1, whole=True, label_loss=adjusted_loss(label_shares, 1.0, side))
+        loss = side.fit_labeled(model, epochs=1, whole=True, label_loss=loss_of_labels(label_shares, 1.0, side))
         counts = torch.bincount(labels.cpu(), minlength=side.classes).float()
         send: Payload = {"model": side.weights(model), "labels": counts}
         return Reply(send=send, examples=len(labels), metrics={"loss": loss})
@@ -257,11 +262,24 @@ class FirstLabeller(Method):
         return {"model": hub.mean_model(model, parties, alone=alone), "label_shares": counts / counts.sum()}
 
 
-def adjusted_loss(shares: Tensor, adjustment: float, side: Client | Hub) -> LabelLoss:
-    """Cross-entropy of images in which classes have these shares, after which (adjustment 1) a model's probabilities
-    hold where all classes are alike: the log of the shares is added to its logits (Menon et al., 2021, Eq. 10)."""
-    offsets = adjustment * shares.clamp(min=LEAST_SHARE).log().to(side.device)
-    return LabelLoss(offsets=offsets, smoothing=side.train.label_smoothing)
+def adjusting(shares: Tensor, adjustment: float) -> Tensor:
+    """What is added to logits while a model learns from images in which classes have these shares, so that (adjustment
+    1) its probabilities hold where all classes are alike (Menon et al., 2021, Eq. 10): the log of the shares.
+
+    >>> adjusting(torch.tensor([0.75, 0.25]), 1.0).exp(), adjusting(torch.tensor([0.75, 0.25]), 0.0)
+    (tensor([0.7500, 0.2500]), tensor([0., 0.]))
+    """
+    return adjustment * shares.clamp(min=LEAST_SHARE).log()
+
+
+def loss_of_labels(shares: Tensor, adjustment: float, side: Client | Hub) -> LabelLoss:
+    """Cross-entropy of labelled images, adjusted by the classes' shares in the labels of all parties.
+
+    With `train.class_weights = "balanced"` a party's labels count as if classes were alike: nothing is left to adjust.
+    """
+    balanced, smoothing = side.train.class_weights == "balanced", side.train.label_smoothing
+    loss = label_loss(side.whole.labeled.labels, side.classes, balanced, smoothing=smoothing)
+    return loss if balanced else replace(loss, offsets=adjusting(shares, adjustment).to(side.device))
 
 
 def by_prior(probs: Tensor, prior: Tensor) -> Tensor:
