@@ -43,7 +43,7 @@ def rows_of(part: Mapping[str, Any], seeds: int, shelf: Mapping[str, Path]) -> l
     return rows
 
 
-def run_part(name: str, part: dict[str, Any], seeds: int, again: bool, only: str, screen: SafeConsole) -> None:
+def run_part(name: str, part: dict[str, Any], seeds: int, again: bool, screen: SafeConsole, only: str = "") -> None:
     """All rows of a part, or those whose labels hold `only`, one seed of all rows after the other, so that an early
     page has all rows."""
     rows = [row for row in rows_of(part, seeds, on_the_shelf()) if only in row.label]
@@ -71,6 +71,22 @@ def all_rows() -> page.Parts:
     return {name: (part, rows_of(part, seeds, shelf)) for name, part in parts().items()}
 
 
+def run_parts(chosen: Mapping[str, dict[str, Any]], settings: Mapping[str, str], screen: SafeConsole) -> list[str]:
+    """One part after the other; gives those that could not be run, as where a data set cannot be had, and says why."""
+    stopped = []
+    for name, part in chosen.items():
+        seeds = int(settings.get("SEEDS", part["seeds"]))
+        try:
+            run_part(name, part, seeds, "AGAIN" in settings, screen, settings.get("ROWS", ""))
+        except KeyboardInterrupt:
+            screen.print("\nStopped. Finished rounds are saved; the same command goes on.")
+            raise SystemExit(130) from None
+        except TacitError as error:
+            screen.print(f"{name}: {error}", highlight=False)
+            stopped.append(name)
+    return stopped
+
+
 def main() -> None:
     settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word and word.split("=", 1)[1])
     known = parts()
@@ -87,17 +103,7 @@ def main() -> None:
     if asked in safeguards.TABLES:
         screen.print(f"Written: {safeguards.PAGE}", highlight=False)
         return
-    stopped: list[str] = []
-    for name in [name for name in known if asked in ("", name)]:
-        try:
-            seeds = int(settings.get("SEEDS", known[name]["seeds"]))
-            run_part(name, known[name], seeds, "AGAIN" in settings, settings.get("ROWS", ""), screen)
-        except KeyboardInterrupt:
-            screen.print("\nStopped. Finished rounds are saved; the same command goes on.")
-            raise SystemExit(130) from None
-        except TacitError as error:  # as where a data set is not here and cannot be fetched: the others go on
-            screen.print(f"{name}: {error}", highlight=False)
-            stopped.append(name)
+    stopped = run_parts({name: part for name, part in known.items() if asked in ("", name)}, settings, screen)
     shown = all_rows()
     for name, (_, rows) in shown.items():
         if done := page.finished(rows):

@@ -24,6 +24,17 @@ PICTURES = Path("docs/images/evidence")
 SCORE = "last_five"
 COLUMNS = ("method", "seeds", "last five", "AUC", "gap closed", "labels right", "accepted", "paper", "paper's gap")
 
+PAPERS = ("CBAFed", "FedDB", "BSemiFL", "DDRFed", "tacit's own method")
+OURS = "Questions of ours"
+VERDICTS = {  # columns of the first table, and what they count
+    "hold": ("holds here",),
+    "do not hold": ("does not hold here",),
+    "open": ("open",),
+    "one seed": ("holds in one seed", "does not hold in one seed"),
+    "not run yet": ("not run yet",),
+    "not testable here": ("not testable at this scale",),
+}
+
 Part = Mapping[str, Any]
 Parts = Mapping[str, tuple[Part, Sequence[Row]]]
 
@@ -212,8 +223,15 @@ def budget(parts: Parts) -> str:
     )
 
 
+def folded(summary: str, lines: Sequence[str]) -> list[str]:
+    """What only some readers want, behind a click; nothing if there is nothing."""
+    if not any(lines):
+        return []
+    return ['<details markdown="1">', f"<summary>{summary}</summary>", "", *lines, "</details>", ""]
+
+
 def section(name: str, part: Part, rows: Sequence[Row]) -> list[str]:
-    """One part of the page."""
+    """One part of the page: how large, the table, and the rest folded."""
     text = [f"## {part['title']}", "", part["scale"], ""]
     rows = finished(rows)
     if not rows:
@@ -223,31 +241,58 @@ def section(name: str, part: Part, rows: Sequence[Row]) -> list[str]:
     lines = {one.label: one for block in blocks for one in block}
     told = [ordering(lines), *unsettled(blocks), still_moving(rows), *notes(blocks_of(rows), seen)]
     told += part.get("notes", ())
-    table = tables.sheet(blocks, notes=[note for note in told if note], columns=COLUMNS)
-    text += [provenance(name, rows), "", tables.markdown(table)]
+    table = tables.markdown(tables.sheet(blocks, notes=[note for note in told if note], columns=COLUMNS)).splitlines()
+    first_note = next((place for place, line in enumerate(table) if line.startswith("- ")), len(table))
+    text += [provenance(name, rows), "", *table[:first_note], ""]
+    more = [*table[first_note:], ""]
     if (PICTURES / f"{name}.png").is_file():
-        text += [f"![Accuracy by round]({(PICTURES / name).relative_to('docs')}.png)", ""]
+        more += [f"![Accuracy by round]({(PICTURES / name).relative_to('docs')}.png)", ""]
     if targets := part.get("targets"):
         explained = (
             "Time of one core (all parties together, evaluation aside; median of seeds) until three rounds had a mean "
             "of at least (–: made before CPU time was recorded, on two cores)"
         )
-        text += [f"**What a point costs.** {explained}", "", *cost_table(rows, targets), ""]
-    return text
+        more += [f"**What a point costs.** {explained}", "", *cost_table(rows, targets), ""]
+    return [*text, *folded("Notes, curves and what a point costs", more)]
+
+
+def paper_of(claim: Mapping[str, Any]) -> str:
+    """Whose claim it is, by what its source begins with.
+
+    >>> paper_of({"source": "FedDB, Table 3"}), paper_of({"source": "what everybody does"})
+    ('FedDB', 'Questions of ours')
+    """
+    return next((paper for paper in PAPERS if claim["source"].startswith(paper)), OURS)
+
+
+def counted(findings: Sequence[Finding]) -> list[str]:
+    """How many claims came out in which way, in the order of `VERDICTS`."""
+    verdicts = [found.verdict for found in findings]
+    return [str(sum(map(verdicts.count, kinds)) or "–") for kinds in VERDICTS.values()]
 
 
 def claims_table(parts: Parts) -> list[str]:
-    """All claims with their verdicts."""
-    text = ["## The claims", "", "| claim | the paper | here | verdict |", "|---|---|---|---|"]
-    because = []
+    """The verdicts: a table of counts, then one screen for each paper, with what was looked for folded below it."""
+    found: dict[str, list[tuple[str, Finding]]] = {paper: [] for paper in (*PAPERS, OURS)}
     for name, (part, rows) in parts.items():
         lines = lines_of(finished(rows))
         for claim in part.get("claims", ()):
-            found = judge(claim, lines)
-            text.append(_line([claim["says"], claim["source"], found.here, f"**{found.verdict}** ({name})"]))
-            if "why" in claim:
-                because.append(f"- *{claim['says']}*: {claim['why']}")
-    return [*text, "", *(["What was looked for where a claim fell short:", "", *because, ""] if because else [])]
+            found[paper_of(claim)].append((name, judge(claim, lines)))
+    heads = ["whose claims", *VERDICTS]
+    text = ["## The claims", "", _line(heads), "|" + "---|" * len(heads)]
+    text += [_line([paper, *counted([one for _, one in those])]) for paper, those in found.items() if those]
+    for paper, those in found.items():
+        if not those:
+            continue
+        text += ["", f"### {paper}", "", "| claim | the source | here | verdict |", "|---|---|---|---|"]
+        because = []
+        for name, one in those:
+            link = f"**{one.verdict}** ({name})"
+            text.append(_line([one.claim["says"], one.claim["source"], one.here, link]))
+            if "why" in one.claim:
+                because.append(f"- *{one.claim['says']}*: {one.claim['why']}")
+        text += ["", *folded("What was looked for where a claim fell short", [*because, ""] if because else [])]
+    return text
 
 
 def every_method(parts: Parts) -> list[str]:

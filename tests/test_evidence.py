@@ -10,6 +10,7 @@ from benchmarks import evidence, page, safeguards, shelf
 from runs import TINY
 from tacit.compare.rows import PendingRun, identity
 from tacit.core.console import SafeConsole
+from tacit.data.sources import load
 from tacit.engine.accounting import Release, epsilon
 from tacit.runs.folder import Run
 
@@ -175,3 +176,25 @@ def test_private_budgets_are_spent_and_not_exceeded() -> None:
         if cell.column.removeprefix("ε = ").replace(".", "").isdecimal():
             spent = epsilon(settings, [Release(100, 100, settings.noise)] * rounds)
             assert spent == pytest.approx(float(cell.column.removeprefix("ε = ")), rel=0.01)
+
+
+def test_a_part_whose_data_cannot_be_had_does_not_stop_the_others(
+    apart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (apart / "data").write_text("")  # a file where the folder of all data should be: nothing can be fetched
+    monkeypatch.setenv("TACIT_DATA", str(apart / "data"))
+    ran = []
+    monkeypatch.setattr(evidence, "put_away", lambda *_: None)
+    monkeypatch.setattr(page, "write", lambda _: None)
+    part = {"seeds": 1, "shared": TINY, "rows": {"one": {"method.name": "fedavg"}}}
+
+    def run(experiment: object, *_: object, **__: object) -> None:
+        if experiment.data.name == "svhn":  # type: ignore[attr-defined]
+            load("svhn")
+        ran.append(experiment)
+
+    monkeypatch.setattr(evidence, "run_experiment", run)
+    missing = {"seeds": 1, "shared": {**TINY, "data.name": "svhn"}, "rows": {"one": {"method.name": "fedavg"}}}
+    assert evidence.run_parts({"svhn": missing, "digits": part}, {}, SafeConsole()) == ["svhn"]
+    assert len(ran) == 1
+    assert "set TACIT_DATA to a folder" in capsys.readouterr().out.replace("\n", " ")
