@@ -69,9 +69,11 @@ def reply(value: float, examples: float, who: int, classes: torch.Tensor, unsure
 
 
 def began(here: Hub) -> Any:
+    even = torch.full((here.classes,), 1 / here.classes)
     state: Any = {"model": {"w": torch.tensor([0.0])}, "labeller": {"w": torch.tensor([7.0])}, "generation": 1}
-    return {**state, "tilt": torch.ones(here.classes), "target": torch.full((here.classes,), 1 / here.classes),
-            "classes": torch.zeros(here.classes), "unsure": torch.zeros(1)}  # fmt: skip
+    counted: Any = {"target": even, "classes": torch.zeros(here.classes), "unsure": torch.zeros(1)}
+    ones = torch.ones(here.classes)
+    return {**state, **counted, "tilt": ones, "best_tilt": ones, "best_mean": even, "step": 0.5}
 
 
 def test_the_merge_by_hand() -> None:
@@ -116,7 +118,26 @@ def test_the_target_waits_until_all_were_asked_and_then_stays() -> None:
     third = Hub(world[0].setup, world[1].server_shard(), RoundInfo("main", 2, 4, 2), NetPool(world[0].setup))
     later = method.tilted(state, [reply(0.0, 100, 0, skewed)], third)
     assert torch.equal(tensor_in(later, "target"), target)
-    assert tensor_in(later, "tilt")[0].item() == pytest.approx((1 / 3 / (125 / 175)) ** 0.25)
+
+
+def test_a_tilt_that_leads_away_is_taken_back_and_the_step_halved() -> None:
+    """The classic mistake: going on from where one is. Priors amplify a tilt, and one class swallows all others."""
+    world = world_of("provenance", "some-clients")
+    method, classes = Provenance(align=0.5), len(world[0].setup.classes)
+    later = [
+        Hub(world[0].setup, world[1].server_shard(), RoundInfo("main", n, 9, n), NetPool(world[0].setup))
+        for n in range(3)
+    ]
+    first, further = told(classes, 60.0, 40.0), told(classes, 10.0, 90.0)
+    state = {**began(later[0]), **method.tilted(began(later[0]), [reply(0.0, 100, 0, first, 0.0)], later[0])}
+    state = {**state, "target": torch.tensor([0.5, 0.5, *[0.0] * (classes - 2)])}
+    better = method.tilted(state, [reply(0.0, 100, 0, told(classes, 52.0, 48.0))], later[1])
+    assert torch.equal(tensor_in(better, "best_tilt"), tensor_in(state, "tilt"))
+    assert better["step"] == 0.5
+    worse = method.tilted(state, [reply(0.0, 100, 0, further)], later[1])
+    assert tensor_in(worse, "best_tilt").tolist() == [1.0] * classes
+    assert worse["step"] == 0.25
+    assert tensor_in(worse, "tilt")[0].item() == pytest.approx((0.5 / 0.6) ** 0.25)
 
 
 def test_the_labeller_is_asked_once_a_generation_about_all_images_of_a_client() -> None:

@@ -36,6 +36,7 @@ from tacit.pieces.loss import LabelLoss, label_loss
 from tacit.pieces.train import predict
 
 EM_STEPS = 30  # more change nothing that matters
+LEAST_STEP = 0.01  # of the tilt: below it stays as it is
 LEAST_SHARE = 1e-4  # of a class, where something is divided by it
 
 
@@ -57,7 +58,7 @@ class Provenance(Method):
     generation_rounds: Annotated[Rounds, "of each generation but the last, which has the main rounds"] = 80
     prior: Annotated[bool, "each client's own class prior turns its labels (false: the ablation)"] = True
     doubt: Annotated[NotNegative, "images of each class that a client is taken to have seen before it looks"] = 1.0
-    align: Annotated[Share, "the tilt's step in a round that asks all clients, as a power (0: no tilt)"] = 0.5
+    align: Annotated[Share, "the tilt's first step, as a power of what is likely over what was counted (0: none)"] = 0.5
     hard: Annotated[bool, "the most probable class as the label, instead of all probabilities"] = False
     view: Annotated[Literal["weak", "strong"], "of unlabelled images, in the last generation"] = "weak"
     labeled_share: Annotated[Share, "of the mean, that labelled parties have at least"] = 0.2
@@ -112,6 +113,7 @@ class Provenance(Method):
         generation = 1 + sum("labeller" in earlier for earlier in past.values())
         state = {**state, "labeller": state["model"], "generation": generation, "tilt": torch.ones(hub.classes)}
         counted: Payload = {"target": even, "classes": torch.zeros(hub.classes), "unsure": torch.zeros(1)}
+        counted |= {"best_tilt": torch.ones(hub.classes), "best_mean": even, "step": self.align}
         return {**state, **counted, "label_shares": known[-1] if known else even}
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
@@ -194,21 +196,30 @@ class Provenance(Method):
         return {**state, "model": model, **self.tilted(state, replies, hub)}
 
     def tilted(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
-        """How often all clients together see each class, and the tilt by which that comes nearer to what is likely.
+        """How often all clients together see each class, and the tilt by which that may come nearer to what is likely.
 
         What is likely is settled once a generation, when each client has been asked about once, and before any tilt.
+        Priors answer to a tilt more than in proportion, the more so the weaker the labeller: the best tilt so far is
+        what the next one starts from, by a smaller step whenever one led away from the target.
         """
         fades = 1.0 - hub.asked_share  # clients that were not asked now were asked before
         classes = fades * tensor_in(state, "classes") + sum(reply.tensor("classes") for reply in replies)
         unsure = fades * tensor_in(state, "unsure") + sum(reply.tensor("unsure") for reply in replies)
-        tilt, target = tensor_in(state, "tilt"), tensor_in(state, "target")
+        after: Payload = {"classes": classes, "unsure": unsure}
         asked = (hub.round + 1) * hub.asked_share  # how often each client was, about
-        if classes.sum() > 0 and asked > 1.0 - 1e-9:
-            mean = classes / classes.sum()
-            if asked - hub.asked_share < 1.0 - 1e-9:
-                target = likely_shares(mean, float(unsure / classes.sum()))
-            tilt = tilt * (target / mean.clamp(min=LEAST_SHARE)) ** (self.align * hub.asked_share)
-        return {"classes": classes, "unsure": unsure, "tilt": tilt, "target": target}
+        if classes.sum() <= 0 or asked < 1.0 - 1e-9:
+            return after
+        mean, target = (classes / classes.sum()).clamp(min=LEAST_SHARE), tensor_in(state, "target")
+        tilt, best, step = tensor_in(state, "tilt"), tensor_in(state, "best_tilt"), number_in(state, "step")
+        best_mean = tensor_in(state, "best_mean")
+        if asked - hub.asked_share < 1.0 - 1e-9:
+            target, best_mean = likely_shares(mean, float(unsure / classes.sum())), mean
+        elif apart(mean, target) < apart(best_mean, target):
+            best, best_mean = tilt, mean
+        else:
+            step /= 2
+        tilt = best * (target / best_mean) ** (step * hub.asked_share) if step > LEAST_STEP else best
+        return {**after, "target": target, "tilt": tilt, "best_tilt": best, "best_mean": best_mean, "step": step}
 
 
 @dataclass(frozen=True)
@@ -311,6 +322,15 @@ def own_prior(probs: Tensor, known: Tensor, steps: int = EM_STEPS) -> Tensor:
     return prior
 
 
+def apart(one: Tensor, other: Tensor) -> float:
+    """How far two distributions are apart, in total variation.
+
+    >>> apart(torch.tensor([0.75, 0.25]), torch.tensor([0.5, 0.5]))
+    0.25
+    """
+    return float((one - other).abs().sum()) / 2
+
+
 def likely_shares(mean: Tensor, doubt: float) -> Tensor:
     """How often each class is, all clients together, by a labeller's count of it and its doubt about an image.
 
@@ -322,7 +342,7 @@ def likely_shares(mean: Tensor, doubt: float) -> Tensor:
     >>> likely_shares(torch.tensor([0.9, 0.1]), doubt=0.2)                  # .4 from even: 1 − (.1 / .4)² of it stays
     tensor([0.8750, 0.1250])
     """
-    even = 1.0 / len(mean)
-    distance = float((mean - even).abs().sum()) / 2  # in total variation
+    even = torch.full_like(mean, 1.0 / len(mean))
+    distance = apart(mean, even)
     trust = max(0.0, 1.0 - (doubt / 2 / distance) ** 2) if distance > 0 else 0.0
     return even + trust * (mean - even)
