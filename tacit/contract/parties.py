@@ -369,10 +369,15 @@ class Client(Party):
     ) -> None:
         super().__init__(setup, shard, round_info, f"client-{number}/{group}", net_pool)
         self.number = number
-        self.part = torch.arange(len(shard.unlabeled))  # which of all its unlabelled images the round is about
+        self._turn = turn
         if turn is not None:
-            self.shard, self.part = turn
+            self.shard = turn.shard
         self.labelling = Labelling()
+
+    @property
+    def part(self) -> Tensor:
+        """Which of all its unlabelled images the round is about, by their place among them."""
+        return torch.arange(len(self.whole.unlabeled)) if self._turn is None else self._turn.which
 
     @property
     def _proximal(self) -> float:

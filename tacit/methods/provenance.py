@@ -277,8 +277,8 @@ def adjusting(shares: Tensor, adjustment: float) -> Tensor:
     """What is added to logits while a model learns from images in which classes have these shares, so that (adjustment
     1) its probabilities hold where all classes are alike (Menon et al., 2021, Eq. 10): the log of the shares.
 
-    >>> adjusting(torch.tensor([0.75, 0.25]), 1.0).exp(), adjusting(torch.tensor([0.75, 0.25]), 0.0)
-    (tensor([0.7500, 0.2500]), tensor([0., 0.]))
+    >>> adjusting(torch.tensor([0.75, 0.25]), 1.0).exp(), adjusting(torch.tensor([0.75, 0.25]), 0.5).exp()
+    (tensor([0.7500, 0.2500]), tensor([0.8660, 0.5000]))
     """
     return adjustment * shares.clamp(min=LEAST_SHARE).log()
 
