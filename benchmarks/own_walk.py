@@ -68,7 +68,7 @@ class Step(NamedTuple):
 
 STEPS: dict[str, Step] = {
     "init": Step("tacit init clothes --force"),
-    "dry-run": Step("tacit run clothes.toml --dry-run", last(14)),
+    "dry-run": Step("tacit run clothes.toml --dry-run", last(18)),
     "run": Step("tacit run clothes.toml --resume", last(7)),
     "card": Step(f"grep -e '^[*][*]' -e '^- [*][*]' -e 'Labels kept for' {RUN}/card.md"),
     "evaluate": Step(

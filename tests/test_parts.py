@@ -17,7 +17,8 @@ from tacit.core.errors import TacitError
 from tacit.core.payload import Weights, tensor_in, weights_in
 from tacit.engine.run import run_experiment
 from tacit.methods import find_method
-from tacit.methods.fedavg import FedAvg
+from tacit.methods.fedavg import FedAvg, Twin
+from tacit.pieces.loss import LabelLoss
 from tacit.runs.folder import Run
 
 SMALL = {
@@ -110,3 +111,23 @@ def test_a_server_beside_clients_has_a_part_of_its_labels_and_alone_all_of_them(
 def test_training_that_does_not_fit_together_is_refused(train: dict, said: str) -> None:
     with pytest.raises(TacitError, match=said):
         resolve({"train": train})
+
+
+def test_the_twin_of_the_guard_passes_over_all_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classic mistake: as many passes as the method makes, over the few labels of a part, and a twin that anything
+    beats."""
+    plan, federation = world_of("fixmatch", "clients", train__parts=2, train__class_weights="balanced")
+    shard, seen, original = federation.client_shard(0), [0], LabelLoss.__call__
+    turn = shard_in_turn(shard, 2, 0, 0)
+    assert 0 < len(turn.shard.labeled) < len(shard.labeled)
+
+    def counted(self: LabelLoss, logits: torch.Tensor, labels: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        seen[0] += len(labels)
+        assert bool((self.weights[labels] > 0).all()), "a class that the part lacks must count, too"  # type: ignore[index]
+        return original(self, logits, labels, *rest, **more)
+
+    monkeypatch.setattr(LabelLoss, "__call__", counted)
+    me = Client(plan.setup, shard, RoundInfo("twin", 0, 2, 0), 0, 0, NetPool(plan.setup), turn)
+    reply = Twin(epochs=5)._train(weights_in(FedAvg().server_start(hub((plan, federation)), {}), "model"), me)
+    assert reply.examples == len(shard.labeled)
+    assert seen[0] == 3 * len(shard.labeled)  # five passes over a half are three over all, rounded up

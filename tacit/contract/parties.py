@@ -264,10 +264,13 @@ class Party:
     @cached_property
     def label_loss(self) -> LabelLoss:
         """Cross-entropy of this party's labelled images, corrected for its own skew where the experiment says so."""
+        return self._loss_of(self.shard)
+
+    def _loss_of(self, shard: Shard) -> LabelLoss:
         settings = self.train
         balanced = settings.class_weights == "balanced"
         corrected = balanced, settings.logit_adjustment, settings.label_smoothing
-        return label_loss(self.shard.labeled.labels, self.classes, *corrected)
+        return label_loss(shard.labeled.labels, self.classes, *corrected)
 
     @property
     def epochs(self) -> int:
@@ -291,6 +294,8 @@ class Party:
         `self.label_loss`.
         """
         labeled = self.whole.labeled if whole else self.shard.labeled
+        if label_loss is None:
+            label_loss = self._loss_of(self.whole) if whole else self.label_loss
         optimizer = self.optimizer(model, lr) if optimizer is None else optimizer
         epochs = self.epochs if epochs is None else epochs
         if isinstance(optimizer, SGD):
@@ -306,7 +311,7 @@ class Party:
             clip=self.train.clip,
             generator=self.rng("labeled views"),
             after_epoch=after_epoch,
-            label_loss=self.label_loss if label_loss is None else label_loss,
+            label_loss=label_loss,
         )
 
     def fit(

@@ -1,5 +1,6 @@
 """FedAvg on the labels that exist: the lower bound, the upper bound (`data.reveal = "all"`), FedAvg+, SCAFFOLD."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -167,6 +168,8 @@ class Twin(WarmUp):
     than the experiment says."""
 
     def _train(self, weights: Weights, side: Client | Hub) -> Reply:
+        # With `train.parts`, too, a round passes over all labels: so many passes over a handful of them would overfit.
+        passes = math.ceil(max(self.epochs, side.epochs) / side.train.parts)
         model = side.model(weights)
-        loss = side.fit_labeled(model, epochs=max(self.epochs, side.epochs))
-        return Reply(send={"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})
+        loss = side.fit_labeled(model, epochs=passes, whole=True)
+        return Reply(send={"model": side.weights(model)}, examples=len(side.whole.labeled), metrics={"loss": loss})
