@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import curves, page, safeguards
+from benchmarks import curves, order, page, safeguards
 from benchmarks.shelf import on_the_shelf, place_of, put_away
 from tacit.compare.rows import PendingRun, Row, run_folder
 from tacit.config.resolve import resolve
@@ -108,6 +108,8 @@ def main() -> None:
     for name, (_, rows) in shown.items():
         if done := page.finished(rows):
             curves.draw(done, page.PICTURES / f"{name}.png")
+    if found := page.order_of(shown):
+        order.draw(found, page.PICTURES / "order.png")
     page.write(shown)
     screen.print(f"Written: {page.PAGE}", highlight=False)
     if stopped:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import order
 from benchmarks.shelf import made
 from tacit.compare import tables
 from tacit.compare.results import Result, Survey, blocks_of, notes, results
@@ -55,6 +56,11 @@ here* if the difference has its sign in every seed, *does not hold here* if its 
 if seeds disagree; one seed decides nothing. At paper scale a table is one command: `tacit compare
 recipes/cbafed/table1 --only fashion-mnist` (with `--scale tenth` a smaller one).
 """
+
+
+ORDER = """Points over the labels alone: the mean over seeds; bold in the picture where all seeds agree in sign. Within
+a problem all methods have one split, net and training, and about as much computing as tacit's own method; the sections
+below say how large everything was."""
 
 
 class Finding(NamedTuple):
@@ -312,9 +318,41 @@ def every_method(parts: Parts) -> list[str]:
     return [*text, ""]
 
 
+def order_of(parts: Parts) -> order.Order:
+    """Points over the labels alone by method and problem, of the parts that are made for that."""
+    return order.order(
+        (
+            (part, lines_of(finished(rows)), {row.label: cpu_time(row) for row in finished(rows)})
+            for part, rows in parts.values()
+            if part.get("order_of_methods")
+        ),
+        SCORE,
+    )
+
+
+def cpu_time(row: Row) -> float:
+    """CPU seconds of a run, the median of seeds."""
+    known = [sum(spent) for job in row.jobs if (spent := costs(Run(job.folder))) is not None]
+    return statistics.median(known) if known else float("nan")
+
+
+def order_of_methods(parts: Parts) -> list[str]:
+    """The heat map, its numbers, and a sentence for each placement."""
+    found = order_of(parts)
+    if not found:
+        return []
+    text = ["## The order of methods", "", ORDER, "", *order.advice(found), ""]
+    if (PICTURES / "order.png").is_file():
+        text += [
+            f"![Points over the labels alone, by method and problem]({(PICTURES / 'order').relative_to('docs')}.png)",
+            "",
+        ]
+    return [*text, *folded("The numbers, with their spread over seeds and what a run costs", [*order.table(found), ""])]
+
+
 def page(parts: Parts) -> str:
     """The whole page."""
-    text = [INTRO, budget(parts), "", *claims_table(parts), *every_method(parts)]
+    text = [INTRO, budget(parts), "", *claims_table(parts), *order_of_methods(parts), *every_method(parts)]
     for name, (part, rows) in parts.items():
         text += section(name, part, rows)
     return "\n".join(text).rstrip() + "\n"

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks import evidence, page, safeguards, shelf
+from benchmarks import evidence, order, page, safeguards, shelf
 from runs import TINY
 from tacit.compare.rows import PendingRun, identity
 from tacit.core.console import SafeConsole
@@ -41,6 +43,34 @@ def test_claims_are_about_rows_that_exist() -> None:
             assert claim["source"], name
             if "untestable" not in claim:
                 assert {claim["better"], claim["than"]} <= set(part["rows"]), (name, claim)
+
+
+def test_the_order_of_methods_by_hand(tmp_path: Path) -> None:
+    """Against the labels alone of the same seed and placement; bounds are no methods, other parts do not count."""
+
+    def line(*accuracies: float) -> Any:
+        return SimpleNamespace(runs={seed: {"last_five": value} for seed, value in enumerate(accuracies)})
+
+    lines = {
+        "server: lower": line(0.50, 0.60),
+        "server: upper": line(0.90, 0.90),
+        "server: even": line(0.61, 0.58),
+        "server: good": line(0.53, 0.64, 0.99),
+        "server: bad": line(0.40, 0.40),
+    }
+    seconds = {label: 60.0 for label in lines}
+    part = {"order_of_methods": True, "shared": {"data": {"name": "digits"}}}
+    found = order.order([(part, lines, seconds), ({}, {"server: other": line(1.0)}, {})], "last_five")
+    assert list(found) == ["even", "good", "bad"]
+    cell = found["good"][order.Column("server", "digits")]
+    assert cell.points == pytest.approx((3.0, 4.0)), "a seed that the labels alone do not have says nothing"
+    assert order.advice(found) == [
+        "- **server**: even gains most, +4.5 points on average. Above the labels alone in every seed and data set: "
+        "good. Below them in every one: bad."
+    ]
+    assert order.table(found)[-1] == "| bad | -15.0 (-20.0 … -10.0) | 1:00 min |"
+    order.draw(found, tmp_path / "order.png")
+    assert (tmp_path / "order.png").stat().st_size > 1000
 
 
 def test_a_kept_run_is_small_and_tells_the_same(tiny: Tiny, apart: Path) -> None:
