@@ -58,7 +58,7 @@ def test_the_order_of_methods_by_hand(tmp_path: Path) -> None:
         "server: good": line(0.53, 0.64, 0.99),
         "server: bad": line(0.40, 0.40),
     }
-    seconds = {label: 60.0 for label in lines}
+    seconds = dict.fromkeys(lines, 60.0)
     part = {"order_of_methods": True, "shared": {"data": {"name": "digits"}}}
     found = order.order([(part, lines, seconds), ({}, {"server: other": line(1.0)}, {})], "last_five")
     assert list(found) == ["even", "good", "bad"]
