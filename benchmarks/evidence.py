@@ -105,8 +105,8 @@ def main() -> None:
         return
     stopped = run_parts({name: part for name, part in known.items() if asked in ("", name)}, settings, screen)
     shown = all_rows()
-    for name, (_, rows) in shown.items():
-        if done := page.finished(rows):
+    for name, (part, rows) in shown.items():
+        if (done := page.finished(rows)) and not part.get("guarded"):
             curves.draw(done, page.PICTURES / f"{name}.png")
     if found := page.order_of(shown):
         order.draw(found, page.PICTURES / "order.png")

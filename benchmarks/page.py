@@ -236,12 +236,42 @@ def folded(summary: str, lines: Sequence[str]) -> list[str]:
     return ['<details markdown="1">', f"<summary>{summary}</summary>", "", *lines, "</details>", ""]
 
 
+def guard_table(rows: Sequence[Row]) -> list[str]:
+    """What each method came to, what the labels alone did, what was shipped, and how far that fell below the latter.
+
+    The standard error is that of the difference over seeds.
+    """
+    heads = ["method", "seeds", "labels alone", "the method", "shipped", "shipped: the method's, by seed", "points"]
+    text, worst = [_line(heads), "|" + "---|" * len(heads)], []
+    for row in rows:
+        found = [Run(job.folder).summary for job in row.jobs]
+        tested = [one["guard"]["tested"] for one in found]
+        columns = [
+            [one["twin"] for one in tested],
+            [one["method"] for one in tested],
+            [one["accuracy"] for one in found],
+        ]
+        apart = [100 * (shipped - twin) for twin, _, shipped in zip(*columns, strict=True)]
+        error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else 0.0
+        if statistics.fmean(apart) < -error:
+            worst.append(row.label)
+        kept = ", ".join("yes" if one["guard"]["ships"] == "method" else one["guard"]["ships"] for one in found)
+        means = [f"{100 * statistics.fmean(column):.1f}" for column in columns]
+        points = f"{statistics.fmean(apart):+.1f} (seeds: {', '.join(f'{value:+.1f}' for value in apart)})"
+        text.append(_line([row.label, str(len(found)), *means, kept, points]))
+    said = f"more than one standard error below the labels alone: {', '.join(worst) or 'no row'}."
+    return [*text, "", f"**What was shipped is {said}**", ""]
+
+
 def section(name: str, part: Part, rows: Sequence[Row]) -> list[str]:
     """One part of the page: how large, the table, and the rest folded."""
     text = [f"## {part['title']}", "", part["scale"], ""]
     rows = finished(rows)
     if not rows:
         return [*text, "Not run yet.", ""]
+    if part.get("guarded"):
+        more = [f"- {note}" for note in part.get("notes", ())]
+        return [*text, provenance(name, rows), "", *guard_table(rows), *more, ""]
     seen = survey(rows)
     blocks = results(rows, seen, score=SCORE)
     lines = {one.label: one for block in blocks for one in block}
@@ -366,7 +396,7 @@ def method_table(method: str, parts: Parts) -> str:
     text = []
     for part, all_rows in parts.values():
         rows = finished(all_rows)
-        if not any(row.jobs[0].experiment.method["name"] == method for row in rows):
+        if part.get("guarded") or not any(row.jobs[0].experiment.method["name"] == method for row in rows):
             continue
         lines = [
             one
