@@ -228,6 +228,18 @@ def test_one_party_that_trains_alone_is_not_carried_further(tiny: Tiny) -> None:
     assert digest(mean) != digest(moved)
 
 
+@pytest.mark.parametrize("method", ["fixmatch", "cbafed", "fedirm", "ddrfed", "provenance"])
+@pytest.mark.parametrize("placement", ["some-clients", "server"])
+def test_nor_is_it_in_the_warm_up_of_any_method(method: str, placement: str, tiny: Tiny) -> None:
+    """Whoever warms up, in a stage of its own making or FedAvg's: else methods begin with different models."""
+    options = {"method__gdgm": False} if method == "ddrfed" else {}
+    own = {"data__labeled_clients": 1, "server__name": "momentum", "method__warmup": 2, **options}
+    run = tiny(method, placement, rounds=1, **own)
+    warm_up = [record for record in run.rounds() if record["stage"] == "warm-up"]
+    assert len(warm_up) == 2
+    assert all(record["server"].startswith("one party trains alone") for record in warm_up)
+
+
 def test_a_methods_own_server_momentum_stands_alone() -> None:
     with pytest.raises(TacitError, match=r"method\.server_momentum = 0\.5 and server\.name = 'adam' are two ways"):
         resolve({"method": "semifl", "server": "adam"})

@@ -453,14 +453,13 @@ class Hub(Party):
         replies: Sequence[Reply],
         weights: Sequence[float] | None = None,
         name: str = "model",
-        alone: bool = False,
     ) -> Weights:
         """The next global model: from the old one, a step of the server's optimiser towards the mean of the replies.
 
         Replies count by their examples or by given weights. Everything that parties trained and that goes on as the
         global model passes through here, under the name by which it was sent. By default (`server.name = "mean"`) the
-        step goes to the mean itself; so it does where one party trains `alone`, because the server's momentum would be
-        added to that party's own and carry it too far. The record says so.
+        step goes to the mean itself; so it does where the one party that holds labels trains alone, because the
+        server's momentum would be added to that party's own and carry it too far. The record says so.
         """
         if weights is None:
             weights = shares([reply.examples for reply in replies])
@@ -471,13 +470,18 @@ class Hub(Party):
             mean = self._robust_mean(replies, weights, name)
         # What is remembered is as it was before the merge, however often a method asks: it advances once a round.
         settings = self._setup.server
-        if alone and not settings.takes_the_mean:
+        if self._from_the_only_holder(replies) and not settings.takes_the_mean:
             self.notes["server"] = "one party trains alone: its model as it is"
             self.next_memory[name] = self.memory.get(name, {})
             return mean
         optimizer = ServerOptimizer(settings.name, settings.lr, settings.momentum, settings.beta2, settings.tau)
         model, self.next_memory[name] = optimizer.step(old, mean, self.memory.get(name, {}))
         return model
+
+    def _from_the_only_holder(self, replies: Sequence[Reply]) -> bool:
+        """Whether all that came is the model of the one party that holds labels: there is nothing to average."""
+        at_server = [-1] if len(self.whole.labeled) else []
+        return len(replies) == 1 and [*self.labeled_clients, *at_server] == [replies[0].client]
 
     def _robust_mean(self, replies: Sequence[Reply], weights: Sequence[float], name: str) -> Weights:
         """The robust mean of the clients' models by `[robust]`; what the server trained itself keeps its weight."""

@@ -80,8 +80,7 @@ class FedAvg(Method):
         parties = [*replies, *own]
         if not any(party.examples for party in parties):
             return state
-        alone = len(hub.labeled_clients) + (len(hub.shard.labeled) > 0) == 1
-        model = hub.mean_model(weights_in(state, "model"), parties, alone=alone)
+        model = hub.mean_model(weights_in(state, "model"), parties)
         if self.scaffold:
             kept: Payload = {"own_control": own[0].keep["control"]} if own else {}
             return {"model": model, "control": self._next_control(weights_in(state, "control"), parties, hub), **kept}

@@ -268,9 +268,8 @@ class FirstLabeller(Method):
             parties.append(self.learn(model, label_shares, hub))
         if not any(party.examples for party in parties):
             return state
-        alone = len(hub.labeled_clients) + (len(hub.shard.labeled) > 0) == 1
         counts = torch.stack([party.tensor("labels") for party in parties]).sum(0).clamp(min=1)
-        return {"model": hub.mean_model(model, parties, alone=alone), "label_shares": counts / counts.sum()}
+        return {"model": hub.mean_model(model, parties), "label_shares": counts / counts.sum()}
 
 
 def adjusting(shares: Tensor, adjustment: float) -> Tensor:
