@@ -131,3 +131,21 @@ def test_the_twin_of_the_guard_passes_over_all_labels(monkeypatch: pytest.Monkey
     reply = Twin(epochs=5)._train(weights_in(FedAvg().server_start(hub((plan, federation)), {}), "model"), me)
     assert reply.examples == len(shard.labeled)
     assert seen[0] == 3 * len(shard.labeled)  # five passes over a half are three over all, rounded up
+
+
+@pytest.mark.parametrize("side", ["clients", "server"])
+def test_a_partys_skew_is_that_of_all_its_labels(side: str) -> None:
+    """The classic mistake: a part's class counts, which are chance, weigh and shift what is learned from it."""
+    world = world_of("fixmatch", side, train__parts=4, train__logit_adjustment=1.0, train__class_weights="balanced")
+    plan, federation = world
+    shard = federation.client_shard(0) if side == "clients" else federation.server_shard()
+    turn = shard_in_turn(shard, 4, 0, 0)
+    part = Client(plan.setup, shard, RoundInfo("main", 0, 4, 0), 0, 0, NetPool(plan.setup), turn)
+    me: Client | Hub = part if side == "clients" else hub(world).in_turn()
+    assert 0 < len(me.shard.labeled) < len(shard.labeled)
+    counts = torch.bincount(shard.labeled.labels, minlength=me.classes)
+    shares = counts.clamp(min=1) / len(shard.labeled)
+    assert me.label_loss.offsets is not None
+    assert torch.allclose(me.label_loss.offsets, shares.log())
+    assert me.label_loss.weights is not None
+    assert torch.equal(me.label_loss.weights > 0, counts > 0)

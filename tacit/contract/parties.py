@@ -263,14 +263,12 @@ class Party:
 
     @cached_property
     def label_loss(self) -> LabelLoss:
-        """Cross-entropy of this party's labelled images, corrected for its own skew where the experiment says so."""
-        return self._loss_of(self.shard)
-
-    def _loss_of(self, shard: Shard) -> LabelLoss:
+        """Cross-entropy of this party's labelled images, corrected for its own skew where the experiment says so: for
+        that of all its labels, also where the round is about a part of them (`train.parts`), whose skew is chance."""
         settings = self.train
         balanced = settings.class_weights == "balanced"
         corrected = balanced, settings.logit_adjustment, settings.label_smoothing
-        return label_loss(shard.labeled.labels, self.classes, *corrected)
+        return label_loss(self.whole.labeled.labels, self.classes, *corrected)
 
     @property
     def epochs(self) -> int:
@@ -294,8 +292,6 @@ class Party:
         `self.label_loss`.
         """
         labeled = self.whole.labeled if whole else self.shard.labeled
-        if label_loss is None:
-            label_loss = self._loss_of(self.whole) if whole else self.label_loss
         optimizer = self.optimizer(model, lr) if optimizer is None else optimizer
         epochs = self.epochs if epochs is None else epochs
         if isinstance(optimizer, SGD):
@@ -311,7 +307,7 @@ class Party:
             clip=self.train.clip,
             generator=self.rng("labeled views"),
             after_epoch=after_epoch,
-            label_loss=label_loss,
+            label_loss=label_loss or self.label_loss,
         )
 
     def fit(
@@ -512,7 +508,6 @@ class Hub(Party):
         if self.train.parts == 1:
             return self
         party = copy.copy(self)
-        party.__dict__.pop("label_loss", None)  # that of the part is another one
         name = (self._setup.seed, "server", self.stage)
         party.shard = shard_in_turn(self.whole, self.train.parts, self.round, *name).shard
         return party
