@@ -17,7 +17,7 @@ from tacit.config.resolve import resolve
 from tacit.config.scale import scaled
 from tacit.core import payload
 from tacit.core.errors import TacitError
-from tacit.core.settings import Experiment
+from tacit.core.settings import Experiment, Train
 from tacit.data.federation import Federation
 from tacit.engine.guard import candidates, judged, sentence, verdict
 from tacit.engine.run import run_experiment
@@ -162,7 +162,7 @@ def test_the_twin_is_a_stage_before_all_others_and_as_long_as_they() -> None:
         ("main", 4, False),
     ]
     assert stages[0].method.epochs == math.ceil((3 * 9 + 4) / 7)  # type: ignore[attr-defined]
-    assert label_passes(stages, 1) == 5  # the twin's own are not counted
+    assert label_passes(stages, Train(epochs=1)) == 5  # the twin's own are not counted
     fixed = stages_of(guarded(guard__epochs=11))
     assert fixed[0].method.epochs == 11  # type: ignore[attr-defined]
 

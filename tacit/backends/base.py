@@ -163,7 +163,7 @@ class Worker:
         truth = self.federation.truth(task.client)
         shard = attacking_shard(shard, truth, task.client, self.setup)
         turn = None
-        if self.setup.train.parts > 1:
+        if self.setup.train.parts > 1 and stage.method.in_parts:
             turn = shard_in_turn(
                 shard, self.setup.train.parts, round_info.round, self.setup.seed, task.client, round_info.stage
             )

@@ -141,7 +141,7 @@ def measure(experiment: "Experiment") -> "Measured | None":
     fixed = needed.get("warm-up") or 0.0
     growing = sum(seconds or 0.0 for seconds in needed.values()) - fixed
     held = typical_client(plan.split, experiment.train.batch)
-    return Measured(experiment.rounds, growing, fixed, label_passes(plan.stages, experiment.train.epochs, held))
+    return Measured(experiment.rounds, growing, fixed, label_passes(plan.stages, experiment.train, held))
 
 
 def _by_name(paths: list[Path], tests: list[Path]) -> tuple[list[Path], list[Path]]:

@@ -133,7 +133,8 @@ def stage_seconds(plan: Plan, timer: Timer = time.perf_counter) -> dict[str, flo
             stage.method.estimated_passes(plan.setup.train.epochs, held),
             stage.method.estimated_tasks(asked),
         )
-        found[stage.name] = stage.rounds * round_seconds(plan, effort, tasks, *speed) if effort else None
+        parts = plan.setup.train.parts if stage.method.in_parts else 1
+        found[stage.name] = stage.rounds * round_seconds(plan, effort, tasks / parts, *speed) if effort else None
     return found
 
 
@@ -205,7 +206,7 @@ def seconds_per_image(plan: Plan, timer: Timer = time.perf_counter) -> Speed:
         count = min(2 * count, most)
 
 
-def round_seconds(plan: Plan, effort: tuple[int, int], tasks: int, training: float, inference: float) -> float:
+def round_seconds(plan: Plan, effort: tuple[int, int], tasks: float, training: float, inference: float) -> float:
     """The images of so many clients trained on as often as the method says, labelled once; the test set predicted."""
     settings = plan.experiment.backend
     workers = (settings.workers or default_workers()) if settings.name == "pool" else 1
@@ -214,7 +215,7 @@ def round_seconds(plan: Plan, effort: tuple[int, int], tasks: int, training: flo
     labeled = sum(len(part.labeled) for part in plan.split.clients)
     unlabeled = sum(len(part.unlabeled) for part in plan.split.clients)
     passes = (labeled * on_labels + unlabeled * on_the_rest) * training + (unlabeled * inference if on_the_rest else 0)
-    clients = passes / train.parts * tasks / plan.setup.clients
+    clients = passes * tasks / plan.setup.clients
     server = len(plan.split.server) * (train.server_epochs or train.epochs) * training
     tests = len(plan.split.test) * inference / plan.experiment.evaluate_every
     return (clients + tests) / workers + server

@@ -3,8 +3,9 @@
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from tacit.compare.convergence import Convergence, of_runs
 from tacit.compare.rows import PendingRun, Row, listed, run_folder, short_labels
 from tacit.compare.t_test import Paired, paired_test
 from tacit.config.resolve import resolve
+from tacit.contract.method import Stage
 from tacit.core.settings import Experiment, Paper, flatten
 from tacit.data.federation import load_dataset
 from tacit.data.sources import is_own
@@ -62,7 +64,7 @@ def bounds_of(experiment: Experiment, as_many: bool = False) -> tuple[Experiment
 def label_passes_a_round(experiment: Experiment) -> int:
     """Passes of a client over its labels in a round, the mean over all stages, from what clients really hold."""
     held = typical_client(prepare(experiment).split, experiment.train.batch)
-    return label_passes(stages_of(experiment), experiment.train.epochs, held)
+    return label_passes(stages_of(experiment), experiment.train, held)
 
 
 def bound_of(experiment: Experiment) -> str:
@@ -165,17 +167,21 @@ def budget_of(experiment: Experiment) -> Budget:
     25 rounds × 10 clients, 25 passes over labelled images, 20 over unlabelled ones
     """
     stages, train = [stage for stage in stages_of(experiment) if not stage.apart], experiment.train
-    efforts = [(stage.rounds, *(stage.method.estimated_passes(train.epochs) or (0, 0))) for stage in stages]
     rounds = sum(stage.rounds for stage in stages)
 
-    def passes(each: Iterable[int]) -> int:
-        return math.ceil(sum(each) / train.parts)
+    def passes(which: int) -> int:
+        """Over labelled (0) or unlabelled images (1), a round being about so much of them."""
+        each = [(s.method.estimated_passes(train.epochs) or (0, 0))[which] * s.rounds * share(s) for s in stages]
+        return math.ceil(sum(each))
+
+    def share(stage: Stage) -> Fraction:
+        return Fraction(1, train.parts if stage.method.in_parts else 1)
 
     return Budget(
         rounds=rounds,
         clients=experiment.participation.count(experiment.data.clients),
-        on_labels=passes(count * labeled for count, labeled, _ in efforts),
-        on_the_rest=passes(count * rest for count, _, rest in efforts),
+        on_labels=passes(0),
+        on_the_rest=passes(1),
         at_server=rounds * (train.server_epochs or train.epochs) if experiment.data.placement == "server" else 0,
     )
 

@@ -108,6 +108,7 @@ class Method:
     merges_sums: ClassVar[dict[str, str]] = {}
     merges_each: ClassVar[str] = ""
     asks_labeled: ClassVar[bool] = False  # whether it asks no clients but those that hold labels
+    in_parts: ClassVar[bool] = True  # whether `train.parts` divides its rounds; warm-ups pass over all labels in each
     # Named settings: a plain key is an option of the method, a dotted one a key of the experiment ("train.lr").
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}, "smoke": {}}
 

@@ -283,15 +283,13 @@ class Party:
         after_epoch: Callable[[int], None] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         batch: int = 0,
-        whole: bool = False,
         label_loss: LabelLoss | None = None,
     ) -> float:
         """Train on this side's labelled images: cross-entropy on weak views. Returns the last epoch's loss.
 
-        `whole`: on all of them, where the round is about a part (`train.parts`). `label_loss`: another one than
-        `self.label_loss`.
+        `label_loss`: another one than `self.label_loss`.
         """
-        labeled = self.whole.labeled if whole else self.shard.labeled
+        labeled = self.shard.labeled
         optimizer = self.optimizer(model, lr) if optimizer is None else optimizer
         epochs = self.epochs if epochs is None else epochs
         if isinstance(optimizer, SGD):

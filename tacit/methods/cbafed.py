@@ -260,6 +260,7 @@ class CBAFedWarmUp(CBAFed):
     """The stage before: the labelled parties alone, on their labels."""
 
     asks_labeled: ClassVar = True
+    in_parts: ClassVar = False
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return self.labeled_epochs or epochs, 0

@@ -150,6 +150,7 @@ def next_variate(own: Weights, control: Weights, before: Weights, after: Weights
 class WarmUp(FedAvg):
     """The stage before many methods: FedAvg on the labels, with a number of epochs of its own."""
 
+    in_parts: ClassVar = False
     epochs: Annotated[Count, "on the labels in a round (0: train.epochs)"] = 0
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
@@ -167,8 +168,8 @@ class Twin(WarmUp):
     than the experiment says."""
 
     def _train(self, weights: Weights, side: Client | Hub) -> Reply:
-        # With `train.parts`, too, a round passes over all labels: so many passes over a handful of them would overfit.
+        # A round passes over all labels: as often as the method's, which are about parts of them, together.
         passes = math.ceil(max(self.epochs, side.epochs) / side.train.parts)
         model = side.model(weights)
-        loss = side.fit_labeled(model, epochs=passes, whole=True)
-        return Reply(send={"model": side.weights(model)}, examples=len(side.whole.labeled), metrics={"loss": loss})
+        loss = side.fit_labeled(model, epochs=passes)
+        return Reply(send={"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})

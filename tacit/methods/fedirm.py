@@ -183,6 +183,7 @@ class FedIRMWarmUp(FedIRM):
     """The stage before: the labelled parties alone, on their labels."""
 
     asks_labeled: ClassVar = True
+    in_parts: ClassVar = False
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return self.labeled_epochs or epochs, 0

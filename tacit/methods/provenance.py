@@ -231,7 +231,7 @@ class EarlierGeneration(Provenance):
 
 @dataclass(frozen=True)
 class FirstLabeller(Method):
-    """FedAvg on the labels, in rounds that pass over all of them, whatever `train.parts` makes of the rest.
+    """FedAvg on the labels.
 
     Its probabilities are to hold where all classes are alike. What is corrected is the skew of all labels together:
     that of a party among many is corrected by the others, and correcting it twice costs.
@@ -241,6 +241,7 @@ class FirstLabeller(Method):
     client_sends: ClassVar = {"model": "weights", "labels": "counts[K]"}
     merges_sums: ClassVar = {"model": "mean", "labels": "sum"}
     asks_labeled: ClassVar = True
+    in_parts: ClassVar = False
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return 1, 0
@@ -256,8 +257,8 @@ class FirstLabeller(Method):
         return self.learn(task.weights("model"), task.tensor("label_shares"), me)
 
     def learn(self, weights: Weights, label_shares: Tensor, side: Client | Hub) -> Reply:
-        model, labels = side.model(weights), side.whole.labeled.labels
-        loss = side.fit_labeled(model, epochs=1, whole=True, label_loss=loss_of_labels(label_shares, 1.0, side))
+        model, labels = side.model(weights), side.shard.labeled.labels
+        loss = side.fit_labeled(model, epochs=1, label_loss=loss_of_labels(label_shares, 1.0, side))
         counts = torch.bincount(labels.cpu(), minlength=side.classes).float()
         send: Payload = {"model": side.weights(model), "labels": counts}
         return Reply(send=send, examples=len(labels), metrics={"loss": loss})

@@ -11,7 +11,7 @@ from tacit.contract.method import UNKNOWN, Held, Method, Stage
 from tacit.contract.parties import Setup
 from tacit.contract.secure import check_secure
 from tacit.core.errors import TacitError
-from tacit.core.settings import Experiment
+from tacit.core.settings import Experiment, Train
 from tacit.data.dataset import Dataset
 from tacit.data.federation import load_dataset, make_setup
 from tacit.data.split import Split, load_split, make_split, warnings
@@ -67,19 +67,21 @@ def twin_of(experiment: Experiment, stages: Sequence[Stage]) -> tuple[Stage, ...
     guard = experiment.guard
     if not guard.on:
         return ()
-    epochs = guard.epochs or label_passes(stages, experiment.train.epochs)
+    epochs = guard.epochs or label_passes(stages, experiment.train)
     return (Stage("twin", Twin(epochs=epochs), sum(stage.rounds for stage in stages), apart=True),)
 
 
-def label_passes(stages: Sequence[Stage], epochs: int, held: Held = UNKNOWN) -> int:
-    """Passes of a client over its labels in a round of a method, the mean over all its stages, rounded up.
+def label_passes(stages: Sequence[Stage], train: Train, held: Held = UNKNOWN) -> int:
+    """Passes of a client over its labels in a round of a method, the mean over all its stages, rounded up; with
+    `train.parts` over those of a part.
 
     >>> from tacit.methods.fedavg import FedAvg, WarmUp
-    >>> label_passes([Stage("warm-up", WarmUp(epochs=20), 5), Stage("main", FedAvg(), 22)], epochs=1)   # 122 / 27
-    5
+    >>> stages = [Stage("warm-up", WarmUp(epochs=20), 5), Stage("main", FedAvg(), 22)]
+    >>> label_passes(stages, Train(epochs=1)), label_passes(stages, Train(epochs=1, parts=2))      # 122 / 27, 222 / 27
+    (5, 9)
     """
-    passes = [(stage.rounds, stage.method.estimated_passes(epochs, held)) for stage in stages if not stage.apart]
-    known = [(rounds, found[0]) for rounds, found in passes if found is not None]
+    each = [(stage, stage.method.estimated_passes(train.epochs, held)) for stage in stages if not stage.apart]
+    known = [(s.rounds, found[0] * (1 if s.method.in_parts else train.parts)) for s, found in each if found is not None]
     return math.ceil(sum(rounds * count for rounds, count in known) / max(1, sum(rounds for rounds, _ in known)))
 
 
@@ -87,7 +89,7 @@ def about_twin(experiment: Experiment, stages: Sequence[Stage], split: Split) ->
     """Whether the guard's twin sees its labels less often than the method does, by what clients really hold."""
     if not experiment.guard.on:
         return ()
-    passes = label_passes(stages, experiment.train.epochs, typical_client(split, experiment.train.batch))
+    passes = label_passes(stages, experiment.train, typical_client(split, experiment.train.batch))
     epochs = getattr(stages[0].method, "epochs", 0)
     if epochs >= passes:
         return ()

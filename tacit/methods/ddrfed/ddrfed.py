@@ -319,6 +319,7 @@ class LabelsAlone(Method):
     client_sends: ClassVar = {"model": "weights", "counts": "counts[K]"}
     merges_sums: ClassVar = {"model": "mean", "counts": "sum"}
     asks_labeled: ClassVar = True
+    in_parts: ClassVar = False
 
     def estimated_passes(self, epochs: int, held: Held = UNKNOWN) -> tuple[int, int]:
         return self.epochs or epochs, 0
