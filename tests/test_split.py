@@ -14,6 +14,7 @@ from tacit.core.errors import TacitError
 from tacit.core.settings import Data
 from tacit.data.dataset import Dataset
 from tacit.data.draw import LABELED, UNLABELED, draw_split, picture_of
+from tacit.data.sources import load
 from tacit.data.split import Part, Split, ceiling, class_table, load_split, make_split, title, warnings
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -339,3 +340,21 @@ def test_out_draws_and_saves_and_spares_other_files(tmp_path):
     assert not (tmp_path / "precious.png").exists()
     with pytest.raises(TacitError, match=r"PNG file\. Write --out .*mine\.png"):
         shown(split, TOY, out=tmp_path / "mine.jpg")
+
+
+@pytest.mark.parametrize("placement", ["server", "clients", "some-clients"])
+def test_a_long_tail_is_of_all_training_images_and_of_no_test_image(placement: str) -> None:
+    dataset = load("digits")
+    settings = Data(name="digits", clients=3, labels=20, placement=placement, imbalance=8.0, min_size=1)
+    split = make_split(dataset, settings, 0)
+    labels = np.asarray(dataset.train_labels)
+    held = np.unique(np.concatenate([split.server, *(np.concatenate([p.labeled, p.unlabeled]) for p in split.clients)]))
+    counts, before = np.bincount(labels[held], minlength=10), np.bincount(labels)
+    assert counts.tolist() == [round(many * 8.0 ** (-c / 9)) for c, many in enumerate(before)]
+    assert len(split.test) == len(dataset.test_labels)
+
+
+def test_what_a_long_tail_leaves_too_few_of_is_refused() -> None:
+    settings = Data(name="digits", clients=3, placement="server", subset=200, labels=150, imbalance=100.0)
+    with pytest.raises(TacitError, match=r"labels = 150, but there are only \d\d training images"):
+        make_split(load("digits"), settings, 0)

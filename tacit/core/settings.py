@@ -71,6 +71,9 @@ class Data(Section):
     reveal: Literal["none", "all"] = Field("none", description="all: every label is given, the upper bound")
     subset: Annotated[int, Field(ge=0, le=IMAGES, description="use only so many training images (0: all)")] = 0
     test_subset: Annotated[int, Field(ge=0, le=IMAGES, description="use only so many test images (0: all)")] = 0
+    imbalance: Annotated[
+        float, Field(ge=1, le=1e4, description="a long tail: the first class has so many times the last one's images")
+    ] = 1.0
     image_size: Annotated[int, Field(ge=0, le=MANY, description="resize to this many pixels (0: as they are)")] = 0
     rgb: bool = Field(False, description="turn grey images into three equal channels")
     mean: tuple[Share, ...] = Field((), description="of each channel, from 0 to 1 (empty: from the data)")

@@ -1,7 +1,7 @@
 """Who holds labels: at the server, a few at each client, or everything at some clients.
 
-All draws come from one generator, in this order: the subset, the labelled pool, the partition of the labelled
-pool, the partition of the rest. Images whose label nobody knows (-1) are never part of a labelled pool.
+All draws come from one generator, in this order: the subset, its long tail, the labelled pool, the partition of the
+labelled pool, the partition of the rest. Images whose label nobody knows (-1) are never part of a labelled pool.
 """
 
 from typing import NamedTuple
@@ -40,6 +40,10 @@ def place(labels: np.ndarray, groups: np.ndarray | None, settings: Data, generat
     classes = len(np.unique(labels[labels >= 0]))
     check(settings, len(labels), classes, int((labels >= 0).sum()))
     chosen = stratified(labels, settings.subset, generator) if settings.subset else np.arange(len(labels))
+    if settings.imbalance > 1:
+        chosen = chosen[long_tailed(labels[chosen], settings.imbalance, generator)]
+        left = settings.model_copy(update={"subset": 0})
+        check(left, len(chosen), classes, int((labels[chosen] >= 0).sum()))
     used_labels, used_groups = labels[chosen], None if groups is None else groups[chosen]
     rarest = _least_labels(used_labels, np.arange(len(chosen)))
     if settings.cover > rarest:
@@ -80,8 +84,8 @@ def place_sites(labels: np.ndarray, sites: np.ndarray | None, names: tuple[str, 
             f"clients = {settings.clients}, but there are {len(names)} sites ({', '.join(names)}). "
             f"Write clients = {len(names)}."
         )
-    if settings.subset or settings.cover:
-        raise TacitError("partition = sites takes the data as it lies: write subset = 0 and cover = 0.")
+    if settings.subset or settings.cover or settings.imbalance > 1:
+        raise TacitError("partition = sites takes the data as it lies: write subset = 0, cover = 0 and imbalance = 1.")
     known = labels >= 0
     clients: Parts = [
         (np.flatnonzero((sites == number) & known), np.flatnonzero((sites == number) & ~known))
@@ -402,6 +406,23 @@ def stratified(labels: np.ndarray, count: int, generator: np.random.Generator) -
         for value, number in zip(values, taken, strict=True)
     ]
     return np.sort(np.concatenate(picked))
+
+
+def long_tailed(labels: np.ndarray, imbalance: float, generator: np.random.Generator) -> np.ndarray:
+    """Which images stay where class c of K keeps a share of imbalance^(−c / (K − 1)) of its images, at least one: the
+    long tail of Cui et al. (CVPR 2019). Images whose label nobody knows stay.
+
+    >>> labels = np.repeat([0, 1, 2], 9)
+    >>> np.bincount(labels[long_tailed(labels, 9.0, np.random.default_rng(0))]).tolist()
+    [9, 3, 1]
+    """
+    known = np.unique(labels[labels >= 0])
+    stay = [np.flatnonzero(labels < 0)]
+    for place, value in enumerate(known):
+        there = np.flatnonzero(labels == value)
+        kept = max(1, round(len(there) * imbalance ** (-place / max(len(known) - 1, 1))))
+        stay.append(generator.permutation(there)[:kept])
+    return np.sort(np.concatenate(stay))
 
 
 def _least_labels(labels: np.ndarray, held: np.ndarray) -> int:

@@ -44,6 +44,8 @@ def check_published(settings: Data) -> None:
                 f"data.split = '{settings.split}' is a split with data.{key} = {value}, but the experiment says "
                 f"{getattr(settings, key)}. Write data.{key} = {value}, or leave data.split out."
             )
+    if settings.imbalance > 1:
+        raise TacitError(f"data.split = '{settings.split}' has its own numbers of each class: write imbalance = 1.")
     if settings.partition == "sites":
         raise TacitError(f"data.split = '{settings.split}' deals images out: write data.partition = dirichlet.")
 
