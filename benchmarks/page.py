@@ -369,8 +369,8 @@ def cpu_time(row: Row) -> float:
 def order_of_methods(parts: Parts) -> list[str]:
     """The heat map, its numbers, and a sentence for each placement."""
     found = order_of(parts)
-    if not found:
-        return []
+    if len(found) < 2:
+        return []  # one method has no order
     text = ["## The order of methods", "", ORDER, "", *order.advice(found), ""]
     if (PICTURES / "order.png").is_file():
         text += [
