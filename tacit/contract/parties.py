@@ -464,7 +464,7 @@ class Hub(Party):
             mean = self._robust_mean(replies, weights, name)
         # What is remembered is as it was before the merge, however often a method asks: it advances once a round.
         settings = self._setup.server
-        if self._from_the_only_holder(replies) and not settings.takes_the_mean:
+        if not settings.takes_the_mean and self._from_the_only_holder(replies):
             self.notes["server"] = "one party trains alone: its model as it is"
             self.next_memory[name] = self.memory.get(name, {})
             return mean
