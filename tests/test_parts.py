@@ -20,6 +20,7 @@ from tacit.methods import find_method
 from tacit.methods.fedavg import FedAvg, Twin
 from tacit.pieces.loss import LabelLoss
 from tacit.runs.folder import Run
+from tacit.runs.plan import stages_of
 
 SMALL = {
     "data": {"name": "digits", "subset": 240, "test_subset": 60, "placement": "clients", "labels": 80, "clients": 3},
@@ -145,9 +146,13 @@ def test_the_twin_of_the_guard_makes_the_methods_passes(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(LabelLoss, "__call__", counted)
     me = Client(plan.setup, shard, RoundInfo("twin", 0, 2, 0), 0, 0, NetPool(plan.setup))
-    reply = Twin(epochs=5)._train(weights_in(FedAvg().server_start(hub((plan, federation)), {}), "model"), me)
+    guarded = resolve({**SMALL, "guard": {"on": True, "epochs": 5}, "data.validation": 0.2})
+    twin = stages_of(guarded)[0].method
+    assert isinstance(twin, Twin)
+    reply = twin._train(weights_in(FedAvg().server_start(hub((plan, federation)), {}), "model"), me)
     assert reply.examples == len(shard.labeled)
     assert seen[0] == 3 * len(shard.labeled)  # five passes over a half are three over all, rounded up
+    assert twin.estimated_passes(1) == (3, 0)
 
 
 @pytest.mark.parametrize("side", ["clients", "server"])

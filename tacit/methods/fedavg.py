@@ -168,8 +168,6 @@ class Twin(WarmUp):
     than the experiment says."""
 
     def _train(self, weights: Weights, side: Client | Hub) -> Reply:
-        # A round passes over all labels: as often as the method's, which are about parts of them, together.
-        passes = math.ceil(max(self.epochs, side.epochs) / side.train.parts)
         model = side.model(weights)
-        loss = side.fit_labeled(model, epochs=passes)
+        loss = side.fit_labeled(model, epochs=max(self.epochs, math.ceil(side.epochs / side.train.parts)))
         return Reply(send={"model": side.weights(model)}, examples=len(side.shard.labeled), metrics={"loss": loss})

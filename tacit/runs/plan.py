@@ -68,7 +68,8 @@ def twin_of(experiment: Experiment, stages: Sequence[Stage]) -> tuple[Stage, ...
     if not guard.on:
         return ()
     epochs = guard.epochs or label_passes(stages, experiment.train)
-    return (Stage("twin", Twin(epochs=epochs), sum(stage.rounds for stage in stages), apart=True),)
+    twin = Twin(epochs=math.ceil(epochs / experiment.train.parts))  # its rounds pass over all labels
+    return (Stage("twin", twin, sum(stage.rounds for stage in stages), apart=True),)
 
 
 def label_passes(stages: Sequence[Stage], train: Train, held: Held = UNKNOWN) -> int:
@@ -90,11 +91,11 @@ def about_twin(experiment: Experiment, stages: Sequence[Stage], split: Split) ->
     if not experiment.guard.on:
         return ()
     passes = label_passes(stages, experiment.train, typical_client(split, experiment.train.batch))
-    epochs = getattr(stages[0].method, "epochs", 0)
-    if epochs >= passes:
+    epochs, needed = getattr(stages[0].method, "epochs", 0), math.ceil(passes / experiment.train.parts)
+    if epochs >= needed:
         return ()
     return (
-        f"The guard's twin makes {epochs} passes over the labels in a round, the method about {passes}. For a twin "
+        f"The guard's twin makes {epochs} passes over the labels in a round, the method about {needed}. For a twin "
         f"that is as well trained, write guard.epochs = {passes}.",
     )
 
