@@ -17,7 +17,7 @@ from tacit.core.errors import TacitError
 from tacit.core.payload import Weights, tensor_in, weights_in
 from tacit.engine.run import run_experiment
 from tacit.methods import find_method
-from tacit.methods.fedavg import FedAvg, Twin
+from tacit.methods.fedavg import FedAvg, Twin, WarmUp
 from tacit.pieces.loss import LabelLoss
 from tacit.runs.folder import Run
 from tacit.runs.plan import stages_of
@@ -171,3 +171,18 @@ def test_a_partys_skew_is_that_of_all_its_labels(side: str) -> None:
     assert torch.allclose(me.label_loss.offsets, shares.log())
     assert me.label_loss.weights is not None
     assert torch.equal(me.label_loss.weights > 0, counts > 0)
+
+
+@pytest.mark.parametrize(("method", "share"), [(FedAvg(), 4), (WarmUp(), 1), (Twin(epochs=1), 1)])
+def test_so_does_a_server_beside_labelled_clients(method: FedAvg, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, seen = hub(world_of("fixmatch", "server", train__parts=4)), []
+    original = type(method)._train
+
+    def watched(self: FedAvg, weights: Weights, side: Client | Hub) -> Reply:
+        seen.append(len(side.shard.labeled))
+        return original(self, weights, side)
+
+    monkeypatch.setattr(type(method), "_train", watched)
+    state = method.server_start(here, {})
+    method.server_merge(state, [Reply(send={"model": weights_in(state, "model")}, examples=5, client=0)], here)
+    assert seen == [pytest.approx(len(here.whole.labeled) / share, abs=1)]

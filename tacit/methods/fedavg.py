@@ -75,7 +75,7 @@ class FedAvg(Method):
         memory: Payload = {"control": state["own_control"]} if "own_control" in state else {}
         own: list[Reply] = []
         if len(hub.shard.labeled):
-            side = hub.in_turn() if replies else hub  # alone, it has nobody to meet
+            side = hub.in_turn() if replies and self.in_parts else hub  # alone, it has nobody to meet
             own = [self._learn(state, memory, side)]
         parties = [*replies, *own]
         if not any(party.examples for party in parties):
