@@ -7,9 +7,9 @@ the other parties' data or to the true labels of unlabelled images.
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -203,6 +203,12 @@ class Party:
         if self._setup.net.norm == "bn" and self._setup.net.bn == "static" and len(own) > 1:
             recompute_statistics(model, (self.views.plain(part) for part in own.split(256)))
         return Copied(weights_of(model))
+
+    def holding(self, which: Tensor) -> Self:
+        """This side as if it held only these of its labelled images (a mask, or their places)."""
+        party, own = copy.copy(self), self.shard.labeled
+        party.shard = replace(self.shard, labeled=Labeled(own.images[which], own.labels[which]))
+        return party
 
     @property
     def learning_rate(self) -> float:

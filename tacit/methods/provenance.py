@@ -6,6 +6,7 @@ each class, and turns the probabilities into what they are for an image *of this
 from these labels, and what they have learned labels for the next generation.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -28,22 +29,25 @@ from tacit.contract.method import (
     Task,
 )
 from tacit.contract.parties import Client, Hub
-from tacit.core.payload import Payload, Weights, number_in, tensor_in, weights_in
+from tacit.core.payload import Payload, number_in, tensor_in, weights_in
 from tacit.nets.optimizer import live_taps_only, optimizer_step
 from tacit.pieces.aggregate import labeled_shares
 from tacit.pieces.consistency import paired_batches
 from tacit.pieces.loss import LabelLoss, label_loss
-from tacit.pieces.train import predict
 
 EM_STEPS = 30  # more change nothing that matters
 LEAST_STEP = 0.01  # of the tilt: below it stays as it is
 LEAST_SHARE = 1e-4  # of a class, where something is divided by it
+FOLDS = 2  # of the labels
+RARELY = 0.01  # a class that is named less often counts as named so often
+HELD_BY = 5.0  # images of a fold, by which its tilt is held at 1
 
 
 @dataclass(frozen=True)
 class Provenance(Method):
-    """A stage on the labels alone makes the first labeller. Then come generations, each a stage with a schedule of its
-    own, of which each is labelled by the model that the one before ended with.
+    """A stage on the labels alone makes the first labeller; two more, each without a fold of the labels,
+    calibrate it. Then come generations, each a stage with a schedule of its own, of which each is labelled by the model
+    that the one before ended with.
 
     A client asks the labeller about all its images once a generation, and keeps the answers. A round: it learns its own
     class prior by expectation-maximisation (Saerens et al., 2002), and trains on the posteriors as soft labels, and on
@@ -54,6 +58,7 @@ class Provenance(Method):
     """
 
     warmup: Annotated[Rounds, "passes over the labels, a round each: the first labeller (0: net.weights is it)"] = 100
+    held_out: Annotated[bool, "folds of the labels calibrate the first labeller (false: the ablation)"] = True
     generations: Annotated[AtLeastOne, "labellers, one after the other: the first knows the labels alone"] = 5
     generation_rounds: Annotated[Rounds, "of each generation but the last, which has the main rounds"] = 80
     prior: Annotated[bool, "each client's own class prior turns its labels (false: the ablation)"] = True
@@ -72,13 +77,14 @@ class Provenance(Method):
         "model": "weights",
         "labeller": "weights",
         "generation": "number",
+        "temper": "number",
         "tilt": "[K]",
         "target": "distribution[K]",
         "label_shares": "distribution[K]",
     }
-    client_sends: ClassVar = {"model": "weights", "classes": "counts[K]", "unsure": "counts[1]"}
+    client_sends: ClassVar = {"model": "weights", "classes": "counts[K]"}
     client_keeps: ClassVar = {"answers?": "any", "generation?": "number"}
-    merges_sums: ClassVar = {"model": "mean", "classes": "sum", "unsure": "sum"}
+    merges_sums: ClassVar = {"model": "mean", "classes": "sum"}
     presets: ClassVar = {
         "paper": {},
         "smoke": {"warmup": 10, "generations": 2, "generation_rounds": 1, "train.lr": 0.1},
@@ -103,18 +109,22 @@ class Provenance(Method):
     def before(self) -> tuple[Stage, ...]:
         one = EarlierGeneration(**asdict(self))
         earlier = [Stage(f"generation {n}", one, self.generation_rounds) for n in range(1, self.generations)]
+        folds = [Stage(f"fold {n + 1}", HeldOut(n), self.warmup) for n in range(FOLDS if self.held_out else 0)]
         first = Stage("warm-up", FirstLabeller(), self.warmup)
-        return tuple(stage for stage in (first, *earlier) if stage.rounds)
+        return tuple(stage for stage in (*folds, first, *earlier) if stage.rounds)
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
         state = super().server_start(hub, past)
+        earlier = [found for found in past.values() if "labeller" in found]
+        # Who learned without a fold learned as the first labeller did; a later one learns from all images.
+        folds = [found for found in past.values() if "temper" in found] if not earlier else []
+        temper, tilt = temper_and_tilt(folds, hub.classes)
         even = torch.full((hub.classes,), 1.0 / hub.classes)
-        known = [tensor_in(earlier, "label_shares") for earlier in past.values() if "label_shares" in earlier]
-        generation = 1 + sum("labeller" in earlier for earlier in past.values())
-        state = {**state, "labeller": state["model"], "generation": generation, "tilt": torch.ones(hub.classes)}
-        counted: Payload = {"target": even, "classes": torch.zeros(hub.classes), "unsure": torch.zeros(1)}
-        counted |= {"best_tilt": torch.ones(hub.classes), "best_mean": even, "step": self.align}
-        return {**state, **counted, "label_shares": known[-1] if known else even}
+        known: Payload = next((found for found in reversed([*past.values()]) if "label_shares" in found), {})
+        state = {**state, "labeller": state["model"], "generation": 1 + len(earlier), "temper": temper, "tilt": tilt}
+        state |= {"label_shares": known.get("label_shares", even), "labels": known.get("labels", 0.0)}
+        state |= {"target": earlier[-1]["target"] if earlier else even, "classes": torch.zeros(hub.classes)}
+        return {**state, "best_tilt": tilt, "best_mean": torch.zeros(hub.classes), "step": self.align}
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         down: Payload = {name: state[name] for name in self.server_sends}
@@ -127,14 +137,13 @@ class Provenance(Method):
         if self.prior and len(labels):
             known = self.doubt + torch.bincount(me.whole.labeled.labels.cpu(), minlength=me.classes)
             labels = by_prior(labels, own_prior(labels, known))
-        classes, unsure = labels.sum(0), (1.0 - answers.amax(1)).sum(0, keepdim=True)
-        labels = labels[me.part]
+        classes, labels = labels.sum(0), labels[me.part]
         me.audit(torch.arange(len(images)), labels.argmax(1), torch.ones(len(images), dtype=torch.bool))
         if self.hard:
             labels = F.one_hot(labels.argmax(1), me.classes).to(labels)
         model = me.model(task.weights("model"))
         loss = self.learn(model, labels.to(me.device), task, me)
-        send: Payload = {"model": me.weights(model), "classes": classes, "unsure": unsure}
+        send: Payload = {"model": me.weights(model), "classes": classes}
         return Reply(send=send, examples=len(images) + len(own), keep=keep, metrics={"loss": loss})
 
     def ask(self, task: Task, memory: Payload, me: Client) -> tuple[Tensor, Payload]:
@@ -145,7 +154,8 @@ class Provenance(Method):
         images = me.whole.unlabeled
         if not len(images):
             return torch.zeros(0, me.classes), {}
-        answers = predict(me.model(task.weights("labeller")), images, me.views.plain).cpu()
+        answers = me.predict(me.model(task.weights("labeller")), images).cpu()
+        answers = tempered(answers, task.number("temper"))
         return answers, {"answers": answers, "generation": generation}
 
     def learn(self, model: nn.Module, labels: Tensor, task: Task, me: Client) -> float:
@@ -198,28 +208,28 @@ class Provenance(Method):
     def tilted(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
         """How often all clients together see each class, and the tilt by which that may come nearer to what is likely.
 
-        What is likely is settled once a generation, when each client has been asked about once, and before any tilt.
-        Priors answer to a tilt more than in proportion, the more so the weaker the labeller: the best tilt so far is
-        what the next one starts from, by a smaller step whenever one led away from the target.
+        What is likely is settled once, when the first generation's clients have been asked about once each, and before
+        any other tilt than that of the folds: later labellers count what earlier ones taught them. Priors answer to a
+        tilt more than in proportion, the more so the weaker the labeller: the best tilt so far is what the next one
+        starts from, by a smaller step whenever one led away from the target.
         """
         fades = 1.0 - hub.asked_share  # clients that were not asked now were asked before
         classes = fades * tensor_in(state, "classes") + sum(reply.tensor("classes") for reply in replies)
-        unsure = fades * tensor_in(state, "unsure") + sum(reply.tensor("unsure") for reply in replies)
-        after: Payload = {"classes": classes, "unsure": unsure}
         asked = (hub.round + 1) * hub.asked_share  # how often each client was, about
         if classes.sum() <= 0 or asked < 1.0 - 1e-9:
-            return after
+            return {"classes": classes}
         mean, target = (classes / classes.sum()).clamp(min=LEAST_SHARE), tensor_in(state, "target")
         tilt, best, step = tensor_in(state, "tilt"), tensor_in(state, "best_tilt"), number_in(state, "step")
         best_mean = tensor_in(state, "best_mean")
-        if asked - hub.asked_share < 1.0 - 1e-9:
-            target, best_mean = likely_shares(mean, float(unsure / classes.sum())), mean
-        elif apart(mean, target) < apart(best_mean, target):
+        if number_in(state, "generation") == 1 and asked - hub.asked_share < 1.0 - 1e-9:
+            target = likely_shares(mean, number_in(state, "labels"))
+        if best_mean.sum() == 0 or apart(mean, target) < apart(best_mean, target):
             best, best_mean = tilt, mean
         else:
             step /= 2
         tilt = best * (target / best_mean) ** (step * hub.asked_share) if step > LEAST_STEP else best
-        return {**after, "target": target, "tilt": tilt, "best_tilt": best, "best_mean": best_mean, "step": step}
+        after: Payload = {"classes": classes, "target": target, "tilt": tilt}
+        return {**after, "best_tilt": best, "best_mean": best_mean, "step": step}
 
 
 @dataclass(frozen=True)
@@ -247,30 +257,78 @@ class FirstLabeller(Method):
         return 1, 0
 
     def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
-        return {**super().server_start(hub, past), "label_shares": torch.full((hub.classes,), 1.0 / hub.classes)}
+        others = {name: state for name, state in past.items() if "temper" not in state}  # nobody begins with a fold's
+        even = torch.full((hub.classes,), 1.0 / hub.classes)
+        return {**super().server_start(hub, others), "label_shares": even, "labels": 0.0}
 
     def server_send(self, state: Payload, hub: Hub) -> list[Task]:
         asked = hub.sample_clients(hub.labeled_clients) if hub.labeled_clients else []
-        return [Task(client, {**state}) for client in asked]
+        return [Task(client, {name: state[name] for name in self.server_sends}) for client in asked]
 
     def client_train(self, task: Task, memory: Payload, me: Client) -> Reply:
-        return self.learn(task.weights("model"), task.tensor("label_shares"), me)
+        return self.learn(task.send, me)
 
-    def learn(self, weights: Weights, label_shares: Tensor, side: Client | Hub) -> Reply:
-        model, labels = side.model(weights), side.shard.labeled.labels
-        loss = side.fit_labeled(model, epochs=1, label_loss=loss_of_labels(label_shares, 1.0, side))
+    def learn(self, sent: Payload, side: Client | Hub) -> Reply:
+        model, labels = side.model(weights_in(sent, "model")), side.shard.labeled.labels
+        loss = side.fit_labeled(model, epochs=1, label_loss=loss_of_labels(tensor_in(sent, "label_shares"), 1.0, side))
         counts = torch.bincount(labels.cpu(), minlength=side.classes).float()
         send: Payload = {"model": side.weights(model), "labels": counts}
         return Reply(send=send, examples=len(labels), metrics={"loss": loss})
 
     def server_merge(self, state: Payload, replies: Sequence[Reply], hub: Hub) -> Payload:
-        parties, model, label_shares = [*replies], weights_in(state, "model"), tensor_in(state, "label_shares")
-        if len(hub.shard.labeled):  # the server is one more party
-            parties.append(self.learn(model, label_shares, hub))
-        if not any(party.examples for party in parties):
-            return state
+        # The server, if it has labels, is one more party.
+        parties = [*replies, *([self.learn(state, hub)] if len(hub.shard.labeled) else [])]
+        return self.merged(state, parties, hub) if any(party.examples for party in parties) else state
+
+    def merged(self, state: Payload, parties: Sequence[Reply], hub: Hub) -> Payload:
         counts = torch.stack([party.tensor("labels") for party in parties]).sum(0).clamp(min=1)
-        return {"model": hub.mean_model(model, parties), "label_shares": counts / counts.sum()}
+        model = hub.mean_model(weights_in(state, "model"), parties)
+        labels = float(counts.sum()) / asked_share(parties, hub)
+        return {"model": model, "label_shares": counts / counts.sum(), "labels": labels}
+
+
+@dataclass(frozen=True)
+class HeldOut(FirstLabeller):
+    """A labeller that learns without one fold of each party's labels, and in every round is asked about these images.
+
+    What it learned it gets right, but here it shows how sure it may be, and which classes are its favourites: so they
+    are calibrated, a power of its probabilities (the temper) times a number a class (the tilt), where images of all
+    classes count alike (Alexandari et al., 2020: bias-corrected temperature scaling).
+    """
+
+    fold: int = 0
+
+    server_sends: ClassVar = {**FirstLabeller.server_sends, "temper": "number", "tilt": "[K]"}
+    client_sends: ClassVar = {**FirstLabeller.client_sends, "confusion": "counts[K,K]", "slope": "[K,2]"}
+    merges_sums: ClassVar = {**FirstLabeller.merges_sums, "confusion": "sum", "slope": "sum"}
+
+    def server_start(self, hub: Hub, past: Mapping[str, Payload]) -> Payload:
+        return {**super().server_start(hub, past), "temper": 1.0, "tilt": torch.ones(hub.classes)}
+
+    def learn(self, sent: Payload, side: Client | Hub) -> Reply:
+        own = side.shard.labeled
+        held_out = in_fold(own.labels, self.fold)
+        confusion, slope = torch.zeros(side.classes, side.classes), torch.zeros(side.classes, 2)
+        if held_out.any():
+            answers = side.predict(side.model(weights_in(sent, "model")), own.images[held_out]).cpu()
+            labels = own.labels[held_out].cpu()
+            calibrated = by_prior(tempered(answers, number_in(sent, "temper")), tensor_in(sent, "tilt"))
+            confusion.index_add_(0, labels, calibrated)
+            slope.index_add_(0, labels, slope_of_temper(answers, calibrated, labels))
+        reply = super().learn(sent, side.holding(~held_out))
+        return replace(reply, send={**reply.send, "confusion": confusion, "slope": slope})
+
+    def merged(self, state: Payload, parties: Sequence[Reply], hub: Hub) -> Payload:
+        confusion = torch.stack([party.tensor("confusion") for party in parties]).sum(0)
+        slope = torch.stack([party.tensor("slope") for party in parties]).sum(0)
+        now = number_in(state, "temper"), tensor_in(state, "tilt")
+        temper, tilt = calibrated_step(*now, confusion, slope, asked_share(parties, hub))
+        return {**super().merged(state, parties, hub), "temper": temper, "tilt": tilt}
+
+
+def asked_share(parties: Sequence[Reply], hub: Hub) -> float:
+    """The share of those who hold labels that a round asked."""
+    return sum(party.parties for party in parties) / (len(hub.labeled_clients) + bool(len(hub.shard.labeled)))
 
 
 def adjusting(shares: Tensor, adjustment: float) -> Tensor:
@@ -303,6 +361,75 @@ def by_prior(probs: Tensor, prior: Tensor) -> Tensor:
     return joint / joint.sum(dim=1, keepdim=True).clamp(min=1e-12)
 
 
+def in_fold(labels: Tensor, fold: int) -> Tensor:
+    """Which of a party's labelled images are in this fold: of each class every so manieth, as they lie.
+
+    >>> in_fold(torch.tensor([1, 0, 1, 0, 0, 1]), 0), in_fold(torch.tensor([2]), 1)
+    (tensor([False,  True,  True, False,  True, False]), tensor([False]))
+    """
+    places = torch.empty_like(labels)
+    order = labels.argsort(stable=True)
+    places[order] = torch.arange(len(labels), device=labels.device)
+    return places % FOLDS == fold
+
+
+def tempered(probs: Tensor, temper: float) -> Tensor:
+    """Probabilities to a power: below 1 they doubt more.
+
+    >>> tempered(torch.tensor([[0.9, 0.1]]), 0.5)                           # 3 : 1 instead of 9 : 1
+    tensor([[0.7500, 0.2500]])
+    """
+    powers = probs**temper
+    return powers / powers.sum(dim=1, keepdim=True)
+
+
+def slope_of_temper(answers: Tensor, calibrated: Tensor, labels: Tensor) -> Tensor:
+    """How the log-likelihood of each label rises with the temper, and how that slope falls: [n, 2].
+
+    >>> half, sure = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.8, 0.2]])
+    >>> slope_of_temper(sure, half, torch.tensor([0]))                      # right: log 4 apart, by half; (log 4)² / 4
+    tensor([[0.6931, 0.4805]])
+    """
+    logs = answers.clamp(min=1e-8).log()
+    mean = (calibrated * logs).sum(1, keepdim=True)
+    return torch.cat(
+        [logs.gather(1, labels[:, None]) - mean, (calibrated * (logs - mean) ** 2).sum(1, keepdim=True)], 1
+    )
+
+
+def calibrated_step(
+    temper: float, tilt: Tensor, confusion: Tensor, slope: Tensor, asked: float = 1.0
+) -> tuple[float, Tensor]:
+    """Half a step to the likeliest temper and tilt; less where only a share of the parties was asked.
+
+    `confusion`: Σ of calibrated answers [true, named]. Where classes count alike each is to be named alike; one that
+    was not seen keeps its tilt. Few images may be chance, hence a normal prior of the tilt's logarithm.
+
+    >>> many = 1e6 * torch.tensor([[1.0, 0.0], [0.6, 0.4]])
+    >>> temper, tilt = calibrated_step(1.0, torch.ones(2), many, torch.zeros(2, 2))
+    >>> temper, (tilt**2)                                                   # named .8 and .2 of the time, not half
+    (1.0, tensor([0.5000, 2.0000]))
+    """
+    images = confusion.sum(1)
+    seen = images > 0
+    if not seen.any():
+        return temper, tilt
+    named = (confusion[seen] / images[seen, None]).mean(0).clamp(min=RARELY)
+    against = torch.where(seen, (named[seen].log().mean().exp() / named).log(), 0.0)
+    held = 1.0 + asked * len(tilt) * HELD_BY * asked / float(images.sum())
+    rises, falls = (slope[seen] / images[seen, None]).mean(0).tolist()
+    temper += asked / 2 * rises / (falls + 1e-3)
+    return min(max(temper, 0.2), 5.0), ((tilt.log() + asked / 2 * against) / held).exp()
+
+
+def temper_and_tilt(folds: Sequence[Payload], classes: int) -> tuple[float, Tensor]:
+    """The geometric means of what folds found; as it is where there are none."""
+    if not folds:
+        return 1.0, torch.ones(classes)
+    tempers, tilts = ([torch.as_tensor(fold[name]) for fold in folds] for name in ("temper", "tilt"))
+    return float(torch.stack(tempers).log().mean().exp()), torch.stack(tilts).log().mean(0).exp()
+
+
 def own_prior(probs: Tensor, known: Tensor, steps: int = EM_STEPS) -> Tensor:
     """The class prior of the place that images come from, by expectation-maximisation (Saerens et al., 2002).
 
@@ -331,18 +458,20 @@ def apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().sum()) / 2
 
 
-def likely_shares(mean: Tensor, doubt: float) -> Tensor:
-    """How often each class is, all clients together, by a labeller's count of it and its doubt about an image.
+def likely_shares(mean: Tensor, labels: float) -> Tensor:
+    """How often each class is, all clients together, by a labeller's count of it.
 
-    Labellers have favourites. One that doubts so many of its answers may be wrong about half as many counts; what is
-    further from even shares than that is taken to be so, by a positive-part James–Stein rule (James and Stein, 1961).
+    Who learned from few labels counts wrong: from n labels of K classes by some ⅔ √(K / n) in total variation. What is
+    further from even shares than that is taken to be so, by a positive-part James–Stein rule (James and Stein, 1961)
+    for the logarithms of the shares. Of a labeller from elsewhere (0 labels) the count is taken as it is.
 
-    >>> likely_shares(torch.tensor([0.6, 0.4]), doubt=0.2)                  # .1 from even, as far as doubt explains
+    >>> likely_shares(torch.tensor([0.6, 0.4]), labels=50)                  # .1 from even, where .13 may be chance
     tensor([0.5000, 0.5000])
-    >>> likely_shares(torch.tensor([0.9, 0.1]), doubt=0.2)                  # .4 from even: 1 − (.1 / .4)² of it stays
-    tensor([0.8750, 0.1250])
+    >>> odds = likely_shares(torch.tensor([0.9, 0.1]), labels=50)           # .4 from even: 1 − (.13 / .4)² = .89 of it
+    >>> round(float(odds[0] / odds[1]), 2), round(9**0.8889, 2)
+    (7.05, 7.05)
     """
-    even = torch.full_like(mean, 1.0 / len(mean))
-    distance = apart(mean, even)
-    trust = max(0.0, 1.0 - (doubt / 2 / distance) ** 2) if distance > 0 else 0.0
-    return even + trust * (mean - even)
+    distance = apart(mean, torch.full_like(mean, 1.0 / len(mean)))
+    chance = 2 / 3 * math.sqrt(len(mean) / labels) if labels else 0.0
+    trust = max(0.0, 1.0 - (chance / distance) ** 2) if distance > 0 else 0.0
+    return (trust * mean.log()).softmax(0)
