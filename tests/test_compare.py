@@ -578,7 +578,8 @@ def test_the_passes_over_labels_are_those_that_a_method_makes(
     held = sum(len(part.labeled) for part in plan.split.clients)
     rounds = sum(stage.rounds * stage.method.estimated_tasks(4) / 4 for stage in plan.stages)
     passes = seen[0] / COUNTED[name] / held / rounds
-    assert label_passes_a_round(experiment) == pytest.approx(passes, rel=0.35)
+    estimate = label_passes_a_round(experiment)  # rounded up
+    assert estimate == pytest.approx(passes, rel=0.35) or estimate == math.ceil(passes)
 
 
 def test_the_lower_bound_sees_the_labels_as_often_as_the_method(tmp_path: Path) -> None:

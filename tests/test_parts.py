@@ -167,8 +167,8 @@ def test_a_partys_skew_is_that_of_all_its_labels(side: str) -> None:
     assert 0 < len(me.shard.labeled) < len(shard.labeled)
     counts = torch.bincount(shard.labeled.labels, minlength=me.classes)
     shares = counts.clamp(min=1) / len(shard.labeled)
-    assert me.label_loss.offsets is not None
-    assert torch.allclose(me.label_loss.offsets, shares.log())
+    assert me.label_loss.shares is not None
+    assert torch.allclose(me.label_loss.shares, shares)
     assert me.label_loss.weights is not None
     assert torch.equal(me.label_loss.weights > 0, counts > 0)
 

@@ -33,11 +33,10 @@ from tacit.core.payload import Payload, number_in, tensor_in, weights_in
 from tacit.nets.optimizer import live_taps_only, optimizer_step
 from tacit.pieces.aggregate import labeled_shares
 from tacit.pieces.consistency import paired_batches
-from tacit.pieces.loss import LabelLoss, label_loss
+from tacit.pieces.loss import LEAST_SHARE, LabelLoss, adjusting, label_loss
 
 EM_STEPS = 30  # more change nothing that matters
 LEAST_STEP = 0.01  # of the tilt: below it stays as it is
-LEAST_SHARE = 1e-4  # of a class, where something is divided by it
 FOLDS = 2  # of the labels
 RARELY = 0.01  # a class that is named less often counts as named so often
 HELD_BY = 5.0  # images of a fold, by which its tilt is held at 1
@@ -165,9 +164,9 @@ class Provenance(Method):
         view = me.views.strong_view if strong else me.views.weak_view
         optimizer = me.optimizer(model, steps=me.steps(max(len(images), len(own))))
         loss_of_own = loss_of_labels(task.tensor("label_shares"), self.adjustment(me), me)
-        offsets = adjusting(task.tensor("target"), self.adjustment(me)).to(me.device)
         # To who asks this generation for priors, smoothed answers would pass for doubt.
         smoothing = 0.0 if self.labels_for_others else me.train.label_smoothing
+        offsets = adjusting(task.tensor("target"), self.adjustment(me), smoothing).to(me.device)
         losses: list[Tensor] = []
         model.train()
         for _ in range(me.epochs):
@@ -331,16 +330,6 @@ def asked_share(parties: Sequence[Reply], hub: Hub) -> float:
     return sum(party.parties for party in parties) / (len(hub.labeled_clients) + bool(len(hub.shard.labeled)))
 
 
-def adjusting(shares: Tensor, adjustment: float) -> Tensor:
-    """What is added to logits while a model learns from images in which classes have these shares, so that (adjustment
-    1) its probabilities hold where all classes are alike (Menon et al., 2021, Eq. 10): the log of the shares.
-
-    >>> adjusting(torch.tensor([0.75, 0.25]), 1.0).exp(), adjusting(torch.tensor([0.75, 0.25]), 0.5).exp()
-    (tensor([0.7500, 0.2500]), tensor([0.8660, 0.5000]))
-    """
-    return adjustment * shares.clamp(min=LEAST_SHARE).log()
-
-
 def loss_of_labels(shares: Tensor, adjustment: float, side: Client | Hub) -> LabelLoss:
     """Cross-entropy of labelled images, adjusted by the classes' shares in the labels of all parties.
 
@@ -348,7 +337,7 @@ def loss_of_labels(shares: Tensor, adjustment: float, side: Client | Hub) -> Lab
     """
     balanced, smoothing = side.train.class_weights == "balanced", side.train.label_smoothing
     loss = label_loss(side.whole.labeled.labels, side.classes, balanced, smoothing=smoothing)
-    return loss if balanced else replace(loss, offsets=adjusting(shares, adjustment).to(side.device))
+    return loss if balanced else replace(loss, shares=shares.to(side.device), adjustment=adjustment)
 
 
 def by_prior(probs: Tensor, prior: Tensor) -> Tensor:
@@ -463,7 +452,8 @@ def likely_shares(mean: Tensor, labels: float) -> Tensor:
 
     Who learned from few labels counts wrong: from n labels of K classes by some ⅔ √(K / n) in total variation. What is
     further from even shares than that is taken to be so, by a positive-part James–Stein rule (James and Stein, 1961)
-    for the logarithms of the shares. Of a labeller from elsewhere (0 labels) the count is taken as it is.
+    for the logarithms of the shares; and no share is less than what chance leaves open of each. Of a labeller from
+    elsewhere (0 labels) the count is taken as it is.
 
     >>> likely_shares(torch.tensor([0.6, 0.4]), labels=50)                  # .1 from even, where .13 may be chance
     tensor([0.5000, 0.5000])
@@ -474,4 +464,5 @@ def likely_shares(mean: Tensor, labels: float) -> Tensor:
     distance = apart(mean, torch.full_like(mean, 1.0 / len(mean)))
     chance = 2 / 3 * math.sqrt(len(mean) / labels) if labels else 0.0
     trust = max(0.0, 1.0 - (chance / distance) ** 2) if distance > 0 else 0.0
-    return (trust * mean.log()).softmax(0)
+    shares = (trust * mean.log()).softmax(0).clamp(min=chance / len(mean))
+    return shares / shares.sum()
