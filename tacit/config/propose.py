@@ -275,8 +275,8 @@ def _options(rounds: int) -> list[str]:
     """The options of the method that are worth choosing."""
     return [
         f"[method.{METHOD}]              # counts while {METHOD} is the method, and waits otherwise",
-        _line("warmup", 100, "rounds on the labels alone, which make the first labeller; then come"),
-        _line("generations", GENERATIONS, "generations, each labelled by the model of the one before: the last has"),
+        _line("warmup", 100, "rounds on the labels alone, for each of two folds and the first labeller; then"),
+        _line("generations", GENERATIONS, "come generations, each labelled by the model before: the last has"),
         _line("generation_rounds", max(rounds // 2, 1), "`rounds`, the others this many"),
     ]
 

@@ -44,8 +44,8 @@ HELD_BY = 5.0  # images of a fold, by which its tilt is held at 1
 
 @dataclass(frozen=True)
 class Provenance(Method):
-    """A stage on the labels alone makes the first labeller; two more, each without a fold of the labels,
-    calibrate it. Then come generations, each a stage with a schedule of its own, of which each is labelled by the model
+    """A stage on the labels alone makes the first labeller, which two others, each without a fold of the labels,
+    calibrate. Then come generations, each a stage with a schedule of its own, of which each is labelled by the model
     that the one before ended with.
 
     A client asks the labeller about all its images once a generation, and keeps the answers. A round: it learns its own
@@ -70,7 +70,9 @@ class Provenance(Method):
     labels_for_others: ClassVar[bool] = False  # whether another generation learns from what this one ends with
     citation: ClassVar[str] = (
         "tacit's own. The prior by expectation-maximisation: Saerens, Latinne and Decaestecker, Adjusting the Outputs "
-        "of a Classifier to New a Priori Probabilities: A Simple Procedure, Neural Computation 2002"
+        "of a Classifier to New a Priori Probabilities: A Simple Procedure, Neural Computation 2002. That it needs "
+        "calibration, and by what: Alexandari, Kundaje and Shrikumar, Maximum Likelihood with Bias-Corrected "
+        "Calibration is Hard-To-Beat at Label Shift Adaptation, ICML 2020"
     )
     server_sends: ClassVar = {
         "model": "weights",
