@@ -331,10 +331,11 @@ def test_photographs_begin_with_what_is_known_where_it_is_installed(
             save(chance.integers(0, 256, (3, 80, 70), dtype=np.uint8), tmp_path / "pets" / label / f"{number}.png")
     report = inspect(tmp_path / "pets")
     proposed = tomllib.loads(propose(report, [tmp_path / "pets"], "pets", pretrained=True).toml)
-    assert proposed["net"] == {"name": "lite0", "weights": "pretrained", "train": "head"}
+    assert proposed["net"] == {"name": "lite0", "weights": "pretrained", "train": "last-6", "views": 2}
+    assert proposed["train"]["lr"] == 0.01, "a rate of .1 is for random weights: it takes what was learned apart"
     assert proposed["data"]["image_size"] == 96
     without = tomllib.loads(propose(report, [tmp_path / "pets"], "pets").toml)
-    assert (without["net"]["name"], without["data"]["image_size"]) == ("cnn", 64)
+    assert (without["net"]["name"], without["data"]["image_size"], without["train"]["lr"]) == ("cnn", 64, 0.1)
     grey = inspect(write_sites(DIGITS, tmp_path / "clinics", labeled=4, unlabeled=5))
     small = tomllib.loads(propose(grey, [tmp_path / "clinics"], "clinics", pretrained=True).toml)
     assert small["net"]["name"] == "cnn"

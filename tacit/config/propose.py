@@ -148,7 +148,7 @@ def propose(
         _net(photographs, gpu),
         [
             "[train]                          # a recipe for short budgets (docs/training.md)",
-            _line("lr", 0.1, "the highest learning rate: it rises to it,"),
+            _line("lr", 0.01 if photographs else 0.1, "the highest learning rate: it rises to it,"),
             _line("warmup", 0.05, "in this share of a stage, and falls"),
             _line("schedule", "linear", "in a straight line"),
             _line("schedule_by", "step", "with each step"),
@@ -181,7 +181,8 @@ def _net(photographs: bool, gpu: bool) -> list[str]:
             "[net]",
             _line("name", "lite0", "a net that was trained on a million photographs,"),
             _line("weights", "pretrained", "with what it learned there,"),
-            _line("train", "head", "of which only the last layer is trained: quick, and little is sent"),
+            _line("train", "last-6", "of which the last six blocks are trained, and what the others see"),
+            _line("views", 2, "of so many weak and strong views of an image is computed once (docs/nets.md)"),
         ]
     name, why = ("wrn-28-2", "wide residual net, for the GPU") if gpu else ("cnn", "small and quick; wrn-28-2: better")
     return ["[net]", _line("name", name, why), _line("norm", "gn", "group norm: works when sites differ")]
