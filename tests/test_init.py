@@ -332,6 +332,7 @@ def test_photographs_begin_with_what_is_known_where_it_is_installed(
     report = inspect(tmp_path / "pets")
     proposed = tomllib.loads(propose(report, [tmp_path / "pets"], "pets", pretrained=True).toml)
     assert proposed["net"] == {"name": "lite0", "weights": "pretrained", "train": "last-6", "views": 2}
+    assert proposed["method"] == {"name": "fedavg"}, "every image has a label"
     assert proposed["train"]["lr"] == 0.01, "a rate of .1 is for random weights: it takes what was learned apart"
     assert proposed["data"]["image_size"] == 96
     without = tomllib.loads(propose(report, [tmp_path / "pets"], "pets").toml)

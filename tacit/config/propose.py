@@ -4,6 +4,7 @@ import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import tomli_w
 
@@ -15,15 +16,26 @@ from tacit.data.images import RULE
 from tacit.data.placement import fitting_placements
 
 METHOD = "provenance"  # for who has unlabelled images; the one place where it is named
-PASSES = 90_000  # images trained on in all: enough to learn from, as far as the machine is quick enough
 MINUTES = 15  # that a run should not exceed
 MEETING = 64  # images of a client between two meetings: two steps
 MOST_PARTS = 16  # meetings in a pass over the images
-GENERATIONS = 5  # of provenance; all but the last have half of its rounds, so that there are three times as many in all
 LEAST_ROUNDS, MOST_ROUNDS = 20, 160
 HELD_OUT_SHARE = 5  # one labelled image in so many is held out where no test set is given
 KEPT_BACK, LEAST_KEPT, ENOUGH_KEPT = 0.2, 20, 200  # of the labels, for the guard; and how many images that must be
 PHOTOGRAPH, PRETRAINED_SIZE = 64, 96  # pixels from which a coloured image is taken for one, and at which it is shown
+
+
+class Lengths(NamedTuple):
+    """How long a net learns: enough, as far as the machine is quick enough."""
+
+    images: int  # trained on in all
+    warmup: int  # passes over the labels
+    generations: int  # of provenance; all but the last have half of its rounds
+    evaluations: int  # of the main rounds at the most
+
+
+FROM_RANDOM = Lengths(images=90_000, warmup=100, generations=5, evaluations=MOST_ROUNDS)
+PRETRAINED = Lengths(images=10_000, warmup=10, generations=2, evaluations=10)  # to show a photograph takes long
 
 
 @dataclass(frozen=True)
@@ -103,7 +115,10 @@ def propose(
     placement = "server" if clients else fitting_placements(at_server, [(p.labeled, p.unlabeled) for p in sites])[0]
     method = METHOD if unlabeled else "fedavg"
     parts = min(max((labeled + unlabeled) // max(clients or len(sites), 1) // MEETING, 1), MOST_PARTS)
-    passes = PASSES // max(labeled + unlabeled, 1) // (1 + (GENERATIONS - 1) // 2 if unlabeled else 1)
+    photographs = pretrained and report.colour > 0 and report.size >= PHOTOGRAPH
+    lengths = PRETRAINED if photographs else FROM_RANDOM
+    stages = 1 + (lengths.generations - 1) / 2 if unlabeled else 1
+    passes = int(lengths.images / max(labeled + unlabeled, 1) / stages)
     rounds = min(max(passes * parts, LEAST_ROUNDS), MOST_ROUNDS)
     if measured is not None:
         rounds = max(min(rounds, measured.most_rounds()), LEAST_ROUNDS)
@@ -115,7 +130,6 @@ def propose(
         partition, who = ("iid", f"the images are dealt to {clients} pretended clients")
     else:
         partition, who = ("sites", "every site keeps its own images")
-    photographs = pretrained and report.colour > 0 and report.size >= PHOTOGRAPH
     size = PRETRAINED_SIZE if photographs else report.size
     title = f"{name}: {len(report.classes)} classes, {labeled:,} labels, {unlabeled:,} images without"
     learned = labeled - (test_images if held_out else 0)
@@ -125,7 +139,10 @@ def propose(
             f"# Written by `tacit init`. Change what you like; `tacit run {_file(name)} --dry-run` shows it.",
             f"title = {_quoted(title)}",
             "seed = 0",
-            _line("rounds", rounds, _budget(rounds, measured)),
+            _line("rounds", rounds, _budget(rounds, lengths.images, measured)),
+            _line("evaluate_every", every, "rounds, because to show photographs to the net takes long")
+            if (every := max(1, rounds // lengths.evaluations)) > 1
+            else "",
         ],
         [
             "[data]",
@@ -168,7 +185,7 @@ def propose(
             if unlabeled
             else _line("name", method, "every image has a label"),
         ],
-        _options(rounds) if unlabeled else [],
+        _options(rounds, lengths) if unlabeled else [],
         _guard(guard, measured) if unlabeled else [],
     ]
     text = "\n\n".join("\n".join(line for line in section if line) for section in sections if section) + "\n"
@@ -203,10 +220,10 @@ def _server(parties: int) -> list[str]:
     ]
 
 
-def _budget(rounds: int, measured: Measured | None) -> str:
+def _budget(rounds: int, images: int, measured: Measured | None) -> str:
     """What the rounds mean."""
     if measured is None:
-        return f"about {PASSES:,} images are trained on in all; more rounds, more time"
+        return f"about {images:,} images are trained on in all; more rounds, more time"
     return f"about {max(1, round(measured.seconds(rounds) / 60))} min on this machine, by a few steps that were timed"
 
 
@@ -272,12 +289,12 @@ def _listed(paths: list[str]) -> str:
     return "".join(f"    {_quoted(path)},\n" for path in paths)
 
 
-def _options(rounds: int) -> list[str]:
+def _options(rounds: int, lengths: Lengths) -> list[str]:
     """The options of the method that are worth choosing."""
     return [
         f"[method.{METHOD}]              # counts while {METHOD} is the method, and waits otherwise",
-        _line("warmup", 100, "rounds on the labels alone, for each of two folds and the first labeller; then"),
-        _line("generations", GENERATIONS, "come generations, each labelled by the model before: the last has"),
+        _line("warmup", lengths.warmup, "rounds on the labels, for each of two folds and the first labeller; then"),
+        _line("generations", lengths.generations, "come generations, each labelled by the model before: the last has"),
         _line("generation_rounds", max(rounds // 2, 1), "`rounds`, the others this many"),
     ]
 
