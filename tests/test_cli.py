@@ -133,7 +133,7 @@ def test_dry_run_of_own_images_decodes_none_and_shows_the_same_split(
     assert "images were counted by their names and not read" in output
     assert "lr = 0.05" in output
     told = " ".join(output.split())
-    assert "1,052 rounds: 526 of twin, then 100 of warm-up, then 71 of generation 1," in told
+    assert "1,452 rounds: 726 of twin, then 100 of fold 1, then 100 of fold 2, then 100 of warm-up," in told
     assert "then 71 of generation 4, then 142 of main." in told
     assert not glancing()
     with pytest.raises(pytest.fail.Exception):
