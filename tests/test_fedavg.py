@@ -1,5 +1,6 @@
 """FedAvg's bounds and FedAvg+'s residual connection, by hand."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,12 @@ from torch.nn import functional as F
 import runs
 from tacit.contract.method import Reply, Task
 from tacit.contract.parties import Hub
+from tacit.core.errors import TacitError
 from tacit.core.payload import Weights, weights_in
 from tacit.core.safeguards import Robust
-from tacit.core.settings import Server
+from tacit.core.settings import Server, Train
 from tacit.methods.fedavg import FedAvg
+from tacit.nets import optimizer
 from tacit.runs.folder import Run
 from tacit.testing import check_method
 
@@ -28,7 +31,7 @@ def reply(value: float, examples: float) -> Reply:
 
 
 class HubByHand(SimpleNamespace):
-    mean_model = Hub.mean_model
+    mean_model, _reach, steps = Hub.mean_model, Hub._reach, Hub.steps
 
 
 def hub(number: int, labeled_clients: Sequence[int] = ()) -> Any:
@@ -43,6 +46,41 @@ def test_the_mean_is_by_examples_and_counters_stay_whole() -> None:
     assert model["w"].item() == 2.0
     assert model["steps"].dtype == torch.int64
     assert model["steps"].item() == 2
+
+
+def test_normalised_averaging_counts_steps_once() -> None:
+    """FedNova's Eq. 7: 200 examples in ten batches weigh as twice 100 in five would, if each went as far a step.
+
+    A client that walked ten steps to 10 and one that walked five to −5 pull alike by the step; by its 200 examples the
+    first pulls twice as hard. A plain mean is 5 = (2 · 10 − 5)/3: four times as hard.
+    """
+    normalised, nobody = hub(0), hub(0)
+    for each, on in ((normalised, True), (nobody, False)):
+        each._setup.server = Server(normalize=on)
+        each.train, each.epochs = Train(batch=20, momentum=0.0), 1
+    replies = [reply(10.0, 200), reply(-5.0, 100)]
+    models = [weights_in(FedAvg().server_merge({"model": {}}, replies, each), "model") for each in (nobody, normalised)]
+    assert models[0]["w"].item() == pytest.approx(5.0)
+    # Directions +1 and −1 a step, two thirds and a third of the examples: (2/3 − 1/3) · τ, τ = 1/((2/3)/10 + (1/3)/5).
+    assert models[1]["w"].item() == pytest.approx((2 / 3 - 1 / 3) * 7.5)
+
+
+def test_normalised_averaging_knows_momentum_and_passes() -> None:
+    """With momentum ten steps reach more than twice as far as five; the server's own passes are its own."""
+    each = hub(0)
+    each.train, each.epochs = Train(batch=20, momentum=0.9, nesterov=True, epochs=1), 3
+    server = reply(1.0, 100)
+    client, larger = (dataclasses.replace(reply(1.0, examples), client=0) for examples in (100, 200))
+    assert each._reach(larger) > 2.5 * each._reach(client)
+    assert each._reach(server) == pytest.approx(optimizer.reach([1.0] * 15, 0.9, True))
+    assert each._reach(client) == pytest.approx(optimizer.reach([1.0] * 5, 0.9, True))
+
+
+def test_normalised_averaging_is_refused_where_the_server_cannot_divide(tiny: Tiny) -> None:
+    with pytest.raises(TacitError, match=r"server\.normalize"):
+        tiny("fedavg", "clients", server__normalize=True, privacy__clip=1.0, privacy__noise=1.0)
+    with pytest.raises(TacitError, match=r"server\.normalize"):
+        tiny("rscfed", "some-clients", server__normalize=True, data__labeled_clients=2)
 
 
 def test_the_residual_connection_round_by_round() -> None:

@@ -27,10 +27,10 @@ from tacit.core.payload import Copied, Weights, content_digest
 from tacit.core.safeguards import Privacy, Robust
 from tacit.core.settings import Faults, Net, Participation, Server, Train
 from tacit.nets.folding import folded
-from tacit.nets.optimizer import SGD, Pace, give_momentum, sgd
+from tacit.nets.optimizer import SGD, Pace, give_momentum, reach, sgd
 from tacit.nets.statistics import recompute_statistics
 from tacit.nets.weights import first_weights
-from tacit.pieces.aggregate import shares, weighted_mean
+from tacit.pieces.aggregate import normalized_shares, shares, weighted_mean
 from tacit.pieces.loss import LabelLoss, label_loss
 from tacit.pieces.robust import robust_mean
 from tacit.pieces.schedule import Schedule
@@ -456,20 +456,23 @@ class Hub(Party):
     ) -> Weights:
         """The next global model: from the old one, a step of the server's optimiser towards the mean of the replies.
 
-        Replies count by their examples or by given weights. Everything that parties trained and that goes on as the
-        global model passes through here, under the name by which it was sent. By default (`server.name = "mean"`) the
-        step goes to the mean itself; so it does where the one party that holds labels trains alone, because the
-        server's momentum would be added to that party's own and carry it too far. The record says so.
+        Replies count by their examples or by given weights, with `server.normalize` over their steps' reach. All that
+        parties trained and that goes on as the global model passes through here, under the name by which it was sent.
+        By default (`server.name = "mean"`) the step goes to the mean itself; so it does where the one party that holds
+        labels trains alone, because the server's momentum would be added to that party's own and carry it too far.
+        The record says so.
         """
         if weights is None:
             weights = shares([reply.examples for reply in replies])
+        settings = self._setup.server
+        if settings.normalize:
+            weights = normalized_shares(weights, [self._reach(reply) for reply in replies])
         if self._setup.robust.mean == "mean":
             # One reply at a time is looked at: the sequence may fetch them from disk.
             mean = weighted_mean((reply.weights(name) for reply in replies), weights)
         else:
             mean = self._robust_mean(replies, weights, name)
         # What is remembered is as it was before the merge, however often a method asks: it advances once a round.
-        settings = self._setup.server
         if not settings.takes_the_mean and self._from_the_only_holder(replies):
             self.notes["server"] = "one party trains alone: its model as it is"
             self.next_memory[name] = self.memory.get(name, {})
@@ -477,6 +480,12 @@ class Hub(Party):
         optimizer = ServerOptimizer(settings.name, settings.lr, settings.momentum, settings.beta2, settings.tau)
         model, self.next_memory[name] = optimizer.step(old, mean, self.memory.get(name, {}))
         return model
+
+    def _reach(self, reply: Reply) -> float:
+        """How far a party's steps of this round reach: one for each batch of its examples, in each of its passes."""
+        epochs = self.epochs if reply.client < 0 else self.train.epochs
+        steps = max(self.steps(math.ceil(reply.examples), epochs=epochs), 1)
+        return reach([1.0] * steps, self.train.momentum, self.train.nesterov)
 
     def _from_the_only_holder(self, replies: Sequence[Reply]) -> bool:
         """Whether all that came is the model of the one party that holds labels: there is nothing to average."""

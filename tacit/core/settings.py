@@ -252,6 +252,7 @@ class Server(Section):
     momentum: Annotated[float, Field(ge=0, lt=1, description="of momentum; beta1 of adam and yogi")] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, description="of adam and yogi")] = 0.99
     tau: Annotated[float, Field(gt=0, le=1e6, description="of adam and yogi: the larger, the less they adapt")] = 1e-3
+    normalize: bool = Field(False, description="a model counts the less the farther its party's steps reach (FedNova)")
     answer: Literal["last", "mean", "ema"] = Field("last", description="evaluated and shipped: of which rounds")
     answer_rounds: Annotated[int, Field(ge=1, le=1000, description="answer = mean: over so many last rounds")] = 5
     answer_decay: Annotated[

@@ -101,12 +101,7 @@ class SGD(torch.optim.SGD):
         >>> optimizer.reach, weight.data
         (1.25, tensor([1.2500]))
         """
-        momentum, nesterov = self.param_groups[0]["momentum"], self.param_groups[0]["nesterov"]
-        speed = way = 0.0
-        for rate in self.rates:
-            speed = momentum * speed + 1.0
-            way += rate * (1.0 + momentum * speed if nesterov else speed)
-        return way
+        return reach(self.rates, self.param_groups[0]["momentum"], self.param_groups[0]["nesterov"])
 
     def step(self, closure: Any = None) -> Any:
         if self.pace is not None and self.expected:
@@ -150,6 +145,21 @@ class SGD(torch.optim.SGD):
         same = torch.empty_like(self.shown[place]).detach().copy_(momentum)  # the fused step asks for the same layout
         order = self.orders[place]
         self.state[self.stored[place]]["momentum_buffer"] = same if order is None else same.permute(order)
+
+
+def reach(rates: Iterable[float], momentum: float, nesterov: bool) -> float:
+    """How far steps at these rates take a weight whose gradient is always −1, from a momentum of zero.
+
+    Of FedNova (Wang et al., 2020) it is η ‖a‖₁: without momentum the number of steps, with it more than in proportion.
+
+    >>> reach([1.0] * 5, 0.0, False), reach([1.0], 0.5, True), reach([1.0] * 3, 0.5, False)    # 1 + 1.5 + 1.75
+    (5.0, 1.5, 4.25)
+    """
+    speed = way = 0.0
+    for rate in rates:
+        speed = momentum * speed + 1.0
+        way += rate * (1.0 + momentum * speed if nesterov else speed)
+    return way
 
 
 def in_memory_order(tensor: Tensor) -> tuple[int, ...] | None:

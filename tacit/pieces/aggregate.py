@@ -42,6 +42,22 @@ def labeled_shares(examples: Sequence[float], labeled: Sequence[bool], share: fl
     return [share * a + (1.0 - share) * b for a, b in zip(shares(inside), shares(outside), strict=True)]
 
 
+def normalized_shares(weights: Sequence[float], reaches: Sequence[float]) -> list[float]:
+    """Normalised averaging (FedNova, Wang et al., 2020, Eq. 7): each weight over how far its party's steps reach.
+
+    Who holds five times the images counts five times as much, and takes five times the steps: a mean of models counts
+    it twice over. Here each direction counts by its images alone. Of the paper's free choice of τ_eff, the length of
+    the common step, it is that with which the weights sum to what they were: what is made stays a mean of models.
+
+    >>> normalized_shares([0.5, 0.25, 0.25], [4.0, 1.0, 1.0])               # .125, .25, .25 of .625
+    [0.2, 0.4, 0.4]
+    >>> normalized_shares([0.75, 0.25, 0.0], [2.0, 2.0, 0.0])               # alike: nothing to do; none: no weight
+    [0.75, 0.25, 0.0]
+    """
+    slowed = [w / reach if reach > 0 else 0.0 for w, reach in zip(weights, reaches, strict=True)]
+    return [sum(weights) * share for share in shares(slowed)]
+
+
 def status_shares(status: Sequence[float]) -> list[float]:
     """Learning status-aware shares ((FL)² Eq. 15): (1 − τ_k) / Σ (1 − τ); the less sure a party is, the more it counts.
 

@@ -26,8 +26,22 @@ def check_safeguards(experiment: Experiment, stages: Sequence[Stage]) -> None:
                 f"{what} is for methods that make one mean of all clients' models; {_name(method)} does not: "
                 f"{WHY[method.means]}. Choose another method or option, or leave it out."
             )
+        if experiment.server.normalize:
+            _check_normalized(method, privacy)
         if privacy.on:
             _check_private(method, privacy)
+
+
+def _check_normalized(method: Method, privacy: Privacy) -> None:
+    """Refuse normalised averaging where the server does not see each client's model beside its number of examples."""
+    why = WHY[method.means] if method.means != "clients" else ""
+    if privacy.on or privacy.secure_aggregation:
+        why = "with [privacy] it does not learn each client's number of examples"
+    if why:
+        raise TacitError(
+            f"server.normalize = true divides each client's weight by its steps, which {_name(method)}'s server cannot "
+            f"do here: {why}. Leave server.normalize out."
+        )
 
 
 def _check_private(method: Method, privacy: Privacy) -> None:
