@@ -145,7 +145,8 @@ class Provenance(Method):
         model = me.model(task.weights("model"))
         loss = self.learn(model, labels.to(me.device), task, me)
         send: Payload = {"model": me.weights(model), "classes": classes}
-        return Reply(send=send, examples=len(images) + len(own), keep=keep, metrics={"loss": loss})
+        # In a step there is a batch of each: it counts by the longer, which is also how far its steps reach.
+        return Reply(send=send, examples=max(len(images), len(own)), keep=keep, metrics={"loss": loss})
 
     def ask(self, task: Task, memory: Payload, me: Client) -> tuple[Tensor, Payload]:
         """This generation's labeller's answers for all unlabelled images, and what is to be kept of them."""
