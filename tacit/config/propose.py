@@ -208,7 +208,7 @@ def _net(photographs: bool, gpu: bool) -> list[str]:
 def _server(parties: int) -> list[str]:
     """Momentum for a mean of several; one party alone is better off without (docs/training.md).
 
-    >>> [_server(parties)[-1][:16].rstrip() for parties in (2, 3, 20)]
+    >>> [_server(parties)[2][:16].rstrip() for parties in (2, 3, 20)]
     ['momentum = 0.5', 'momentum = 0.67', 'momentum = 0.9']
     """
     if parties < 2:
@@ -217,6 +217,7 @@ def _server(parties: int) -> list[str]:
         "[server]",
         _line("name", "momentum", "the global model goes on in the direction of earlier rounds"),
         _line("momentum", round(min(1 - 1 / parties, 0.9), 2), "so much of it: 1 − 1/sites, at most .9"),
+        _line("normalize", True, "a site's images count once, not by its number of steps as well"),
     ]
 
 
