@@ -7,7 +7,7 @@ from these labels, and what they have learned labels for the next generation.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -40,6 +40,9 @@ LEAST_STEP = 0.01  # of the tilt: below it stays as it is
 FOLDS = 2  # of the labels
 RARELY = 0.01  # a class that is named less often counts as named so often
 HELD_BY = 5.0  # images of a fold, by which its tilt is held at 1
+ALIKE = 0.2  # in total variation: a client this near to all others sees what they see
+
+View = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,9 @@ class Provenance(Method):
     doubt: Annotated[NotNegative, "images of each class that a client is taken to have seen before it looks"] = 1.0
     align: Annotated[Share, "the tilt's first step, as a power of what is likely over what was counted (0: none)"] = 0.5
     hard: Annotated[bool, "the most probable class as the label, instead of all probabilities"] = False
-    view: Annotated[Literal["weak", "strong"], "of unlabelled images, in the last generation"] = "weak"
+    view: Annotated[
+        Literal["auto", "weak", "strong"], "of unlabelled images (auto: strong at clients that see what all see)"
+    ] = "auto"
     labeled_share: Annotated[Share, "of the mean, that labelled parties have at least"] = 0.2
 
     labels_for_others: ClassVar[bool] = False  # whether another generation learns from what this one ends with
@@ -135,15 +140,16 @@ class Provenance(Method):
         images, own = me.shard.unlabeled, me.shard.labeled
         answers, keep = self.ask(task, memory, me)
         labels = by_prior(answers, task.tensor("tilt"))
-        if self.prior and len(labels):
-            known = self.doubt + torch.bincount(me.whole.labeled.labels.cpu(), minlength=me.classes)
-            labels = by_prior(labels, own_prior(labels, known))
+        known = self.doubt + torch.bincount(me.whole.labeled.labels.cpu(), minlength=me.classes)
+        prior = own_prior(labels, known)
+        if self.prior:
+            labels = by_prior(labels, prior)
         classes, labels = labels.sum(0), labels[me.part]
         me.audit(torch.arange(len(images)), labels.argmax(1), torch.ones(len(images), dtype=torch.bool))
         if self.hard:
             labels = F.one_hot(labels.argmax(1), me.classes).to(labels)
         model = me.model(task.weights("model"))
-        loss = self.learn(model, labels.to(me.device), task, me)
+        loss = self.learn(model, labels.to(me.device), self.view_for(prior, task, me), task, me)
         send: Payload = {"model": me.weights(model), "classes": classes}
         # In a step there is a batch of each: it counts by the longer, which is also how far its steps reach.
         return Reply(send=send, examples=max(len(images), len(own)), keep=keep, metrics={"loss": loss})
@@ -160,11 +166,16 @@ class Provenance(Method):
         answers = tempered(answers, task.number("temper"))
         return answers, {"answers": answers, "generation": generation}
 
-    def learn(self, model: nn.Module, labels: Tensor, task: Task, me: Client) -> float:
+    def view_for(self, prior: Tensor, task: Task, me: Client) -> View:
+        """How unlabelled images are shown. Where a client sees what all see, the labels say nothing that the labeller
+        does not know, and only strong views can teach more; where it does not, the labels can, and weak views will do.
+        """
+        alike = apart(prior, task.tensor("target")) < ALIKE
+        return me.views.strong_view if self.view == "strong" or (self.view == "auto" and alike) else me.views.weak_view
+
+    def learn(self, model: nn.Module, labels: Tensor, view: View, task: Task, me: Client) -> float:
         """Cross-entropy with the labels of the unlabelled images, and with the true ones beside it. The mean loss."""
         images, own, views = me.shard.unlabeled, me.shard.labeled, me.rng("views")
-        strong = self.view == "strong" and not self.labels_for_others
-        view = me.views.strong_view if strong else me.views.weak_view
         optimizer = me.optimizer(model, steps=me.steps(max(len(images), len(own))))
         loss_of_own = loss_of_labels(task.tensor("label_shares"), self.adjustment(me), me)
         # To who asks this generation for priors, smoothed answers would pass for doubt.
@@ -435,7 +446,7 @@ def own_prior(probs: Tensor, known: Tensor, steps: int = EM_STEPS) -> Tensor:
     True
     """
     prior = known / known.sum() if known.sum() > 0 else torch.full_like(known, 1.0 / len(known))
-    for _ in range(steps):
+    for _ in range(steps if len(probs) else 0):
         posteriors = prior * (probs.T @ (1.0 / (probs @ prior).clamp(min=1e-12)))  # their sum over images
         prior = (posteriors + known) / (len(probs) + known.sum())
     return prior
