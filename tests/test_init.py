@@ -355,6 +355,6 @@ def test_the_training_is_that_of_the_recipe_for_short_budgets(clinics: Path) -> 
     train, server = experiment.train, experiment.server
     assert (train.lr, train.schedule, train.schedule_by, train.end) == (0.1, "linear", "step", 0.01)
     assert (train.label_smoothing, server.name, server.momentum) == (0.1, "momentum", 0.67)  # of three sites
-    assert experiment.method["generation_rounds"] == experiment.rounds // 2
+    assert experiment.method["generation_rounds"] == experiment.rounds // 4
     init(clinics / "north")
     assert written(Path("north.toml")).server.name == "mean"  # nobody to average with

@@ -202,6 +202,23 @@ def test_the_labeller_is_asked_once_a_generation_about_all_images_of_a_client() 
     assert not torch.equal(tensor_in(later.keep, "answers"), tensor_in(first.keep, "answers"))
 
 
+@pytest.mark.parametrize(("first", "shown"), [(0.25, "strong"), (0.35, "strong"), (0.5, "weak"), (0.0, "weak")])
+def test_who_sees_what_all_see_shows_images_strongly(first: float, shown: str) -> None:
+    """By the distance from what all clients see, not from even shares."""
+    place = world_of("provenance", "server")
+    me, count = client(place), client(place).classes
+    prior = torch.tensor([first, *[(1 - first) / (count - 1)] * (count - 1)])
+    target = torch.tensor([0.25, *[0.75 / (count - 1)] * (count - 1)])
+
+    def view(method: Provenance) -> str:
+        found = method.view_for(prior, Task(0, {"target": target}), me)
+        return {me.views.strong_view: "strong", me.views.weak_view: "weak"}[found]
+
+    assert view(Provenance()) == shown
+    assert view(Provenance(view="weak")) == "weak"
+    assert view(Provenance(view="strong")) == "strong"
+
+
 def test_where_a_class_is_rare_the_model_that_labels_for_others_does_not_know() -> None:
     """Its logits are adjusted by the shares, else the next generation's priors would count them twice."""
     world = world_of("provenance", "server")

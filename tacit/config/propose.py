@@ -19,7 +19,7 @@ METHOD = "provenance"  # for who has unlabelled images; the one place where it i
 MINUTES = 15  # that a run should not exceed
 MEETING = 64  # images of a client between two meetings: two steps
 MOST_PARTS = 16  # meetings in a pass over the images
-LEAST_ROUNDS, MOST_ROUNDS = 20, 160
+LEAST_ROUNDS, MOST_ROUNDS = 20, 320
 HELD_OUT_SHARE = 5  # one labelled image in so many is held out where no test set is given
 KEPT_BACK, LEAST_KEPT, ENOUGH_KEPT = 0.2, 20, 200  # of the labels, for the guard; and how many images that must be
 PHOTOGRAPH, PRETRAINED_SIZE = 64, 96  # pixels from which a coloured image is taken for one, and at which it is shown
@@ -30,12 +30,13 @@ class Lengths(NamedTuple):
 
     images: int  # trained on in all
     warmup: int  # passes over the labels
-    generations: int  # of provenance; all but the last have half of its rounds
+    generations: int  # of provenance
+    earlier: float  # how many of the last one's rounds each of the others has
     evaluations: int  # of the main rounds at the most
 
 
-FROM_RANDOM = Lengths(images=90_000, warmup=100, generations=5, evaluations=MOST_ROUNDS)
-PRETRAINED = Lengths(images=10_000, warmup=10, generations=2, evaluations=10)  # to show a photograph takes long
+FROM_RANDOM = Lengths(images=120_000, warmup=100, generations=5, earlier=0.25, evaluations=160)
+PRETRAINED = Lengths(images=10_000, warmup=10, generations=2, earlier=0.5, evaluations=10)  # a photograph takes long
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def propose(
     parts = min(max((labeled + unlabeled) // max(clients or len(sites), 1) // MEETING, 1), MOST_PARTS)
     photographs = pretrained and report.colour > 0 and report.size >= PHOTOGRAPH
     lengths = PRETRAINED if photographs else FROM_RANDOM
-    stages = 1 + (lengths.generations - 1) / 2 if unlabeled else 1
+    stages = 1 + (lengths.generations - 1) * lengths.earlier if unlabeled else 1
     passes = int(lengths.images / max(labeled + unlabeled, 1) / stages)
     rounds = min(max(passes * parts, LEAST_ROUNDS), MOST_ROUNDS)
     if measured is not None:
@@ -296,7 +297,7 @@ def _options(rounds: int, lengths: Lengths) -> list[str]:
         f"[method.{METHOD}]              # counts while {METHOD} is the method, and waits otherwise",
         _line("warmup", lengths.warmup, "rounds on the labels, for each of two folds and the first labeller; then"),
         _line("generations", lengths.generations, "come generations, each labelled by the model before: the last has"),
-        _line("generation_rounds", max(rounds // 2, 1), "`rounds`, the others this many"),
+        _line("generation_rounds", max(int(rounds * lengths.earlier), 1), "`rounds`, the others this many"),
     ]
 
 
