@@ -31,7 +31,7 @@ class Net(nn.Module):
     trained: tuple[nn.Module, ...] | None = None  # the parts that learn; None: all of it
     frozen_names: frozenset[str] = frozenset()  # in the state_dict: what never changes, and so never travels
     learns_from: int = 0  # the first of `parts` that learns
-    first: int = 0  # the first of `parts` that it has: with others it takes what those before made of the images
+    first: int = 0  # the first of `parts` that it has: it takes what those before made of the images
 
     def train_only(self, part: str) -> Self:
         """Let only a part learn: "all", "head", or "last-N" blocks and the head; norms in the rest keep still."""
@@ -70,14 +70,12 @@ class Net(nn.Module):
 
         return made_of
 
-    def without_frozen(self) -> Self:
-        """Leave away what nobody trains: from now on `forward` takes what `frozen_part` makes of images."""
+    def without_frozen(self) -> "Net":
+        """The net without what nobody trains, to be used in its place: it takes what `frozen_part` makes of images."""
+        if self.learns_from == HEAD_ONLY:
+            return HeadOnly(self.fc)
         self.first = self.learns_from
-        if self.first < HEAD_ONLY:
-            gone = {id(module) for step in self.steps()[: self.first] for module in step}
-        else:  # all that holds weights; what holds such modules stays, so that the net can still be looked through
-            leaves = (module for module in self.modules() if not any(True for _ in module.children()))
-            gone = {id(module) for module in leaves if module is not self.fc}
+        gone = {id(module) for step in self.steps()[: self.first] for module in step}
         for owner in list(self.modules()):
             for name, module in list(owner.named_children()):
                 if id(module) in gone:
@@ -133,13 +131,28 @@ class Net(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Images [N, C, S, S], already normalised, to vectors [N, D]."""
-        for part in self.parts()[self.first :] if self.first < HEAD_ONLY else ():
+        for part in self.parts()[self.first :]:
             x = part(x)
         return x
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.fc(self.features(x))
         return logits
+
+
+class HeadOnly(Net):
+    """A head, which takes features for images: so little that to hand it out, switch it and load it costs nothing."""
+
+    def __init__(self, fc: nn.Linear) -> None:
+        super().__init__()
+        self.fc, self.trained = fc, (fc,)
+        self.learns_from = HEAD_ONLY
+
+    def steps(self) -> list[tuple[nn.Module, ...]]:
+        return []
+
+    def parts(self) -> list[Callable[[Tensor], Tensor]]:
+        return []
 
 
 def group_count(channels: int) -> int:

@@ -85,8 +85,6 @@ class ResNet18(Net):
 
     def features(self, x: Tensor) -> Tensor:
         parts, third = self.parts(), 1 + len(self.layer1) + len(self.layer2)  # where the third stage begins
-        if self.first >= len(parts):
-            return x
         for part in parts[self.first : third]:
             x = part(x)
         start = max(self.first, third)

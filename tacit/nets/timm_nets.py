@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tacit.core.errors import TacitError
 from tacit.core.payload import Weights
 from tacit.core.text import safe
-from tacit.nets.layers import HEAD_ONLY, Net
+from tacit.nets.layers import Net
 
 PREFIX = "timm:"
 
@@ -103,7 +103,7 @@ class TimmNet(Net):
         )
 
     def features(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(x) if self.first < HEAD_ONLY else x
+        result: Tensor = self.body(x)
         return result
 
 
