@@ -133,8 +133,8 @@ def test_dry_run_of_own_images_decodes_none_and_shows_the_same_split(
     assert "images were counted by their names and not read" in output
     assert "lr = 0.05" in output
     told = " ".join(output.split())
-    assert "1,452 rounds: 726 of twin, then 100 of fold 1, then 100 of fold 2, then 100 of warm-up," in told
-    assert "then 71 of generation 4, then 142 of main." in told
+    assert "1,738 rounds: 869 of twin, then 100 of fold 1, then 100 of fold 2, then 100 of warm-up," in told
+    assert "then 71 of generation 4, then 285 of main." in told
     assert not glancing()
     with pytest.raises(pytest.fail.Exception):
         quick("split", "my photos.toml")
