@@ -23,7 +23,7 @@ from tacit.core.console import SafeConsole
 
 PARTS = (
     *("round", "workers", "clients", "views", "engine", "simulation", "buffers", "inference"),
-    *("head", "step", "private", "secure"),
+    *("head", "private", "secure"),
 )
 COLUMNS = ("what", "median", "spread", "goal", "reached", "note")
 QUIET = 0.5  # a load above this is somebody else's work

@@ -21,7 +21,6 @@ from benchmarks import (
     round,
     secure,
     simulation,
-    step,
     timing,
     views,
     workers,
@@ -168,11 +167,6 @@ def test_the_head_against_the_whole_net() -> None:
         "FixMatch: round of all of lite0 / of its head",
         "FixMatch: first round of the head, with the bank / round of all of lite0",
     ]
-
-
-def test_a_step_of_a_pretrained_net() -> None:
-    rows = sane(step.measure(size=32, steps=1, times=1))
-    assert list(rows) == ["memory given back / kept"]
 
 
 def test_rows_say_whether_the_goal_is_reached() -> None:

@@ -17,7 +17,6 @@ from tacit.contract.bank import Banks
 from tacit.contract.method import Method, Reply, Stage, Task
 from tacit.contract.parties import Client, Labeled, NetPool, RoundInfo, Setup, Shard
 from tacit.contract.parts import shard_in_turn
-from tacit.core.machine import keep_freed_memory
 from tacit.core.payload import Payload, Weights, at_hand, check, nbytes, set_aside
 from tacit.core.text import safe
 from tacit.evaluation.paired import right_patterns
@@ -144,7 +143,6 @@ class Worker:
     """One process's share of the work: it has the data, the clients' disks and a few nets; one client at a time."""
 
     def __init__(self, setup: Setup, federation: Shards, memory: ClientMemory) -> None:
-        keep_freed_memory()
         self.federation = federation
         self.memory = memory
         self.setup = setup

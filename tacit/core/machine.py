@@ -1,6 +1,5 @@
 """What computes here, as far as it decides the last bits of a result: equal numbers are promised within one type."""
 
-import ctypes
 import platform
 from functools import cache
 from pathlib import Path
@@ -49,27 +48,6 @@ def change_of_type(before: str) -> str:
         f"The last round was computed on {before}, and this is {cpu_type()}. The run goes on, but its numbers may "
         "differ slightly from those of a run that stayed on either: equal numbers are promised within one type."
     )
-
-
-# Of glibc's mallopt (malloc.h).
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-KEPT_FREE, FROM_SYSTEM = (
-    2**30,
-    2**28,
-)  # bytes: free memory that stays with the process; what is asked of the system anew
-
-
-@cache
-def keep_freed_memory() -> bool:
-    """Have this process keep the memory of one step for the next one; gives whether it can.
-
-    Left to itself glibc gives a step's large maps back to the system, which clears every page of them before the next
-    step has it again: a tenth of a step of lite0 at 96 pixels (docs/speed.md).
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    libc = ctypes.CDLL(None)
-    return bool(libc.mallopt(TRIM_THRESHOLD, KEPT_FREE) and libc.mallopt(MMAP_THRESHOLD, FROM_SYSTEM))
 
 
 def pick_device(name: str) -> torch.device:
