@@ -29,15 +29,41 @@ RUNS = Path("runs/evidence")  # whole run folders, with weights and checkpoints:
 
 def parts() -> dict[str, dict[str, Any]]:
     """Every part by name, in the order of the page."""
-    found = {path.stem: tomllib.loads(path.read_text()) for path in sorted(PARTS.glob("*.toml"))}
+    found = {path.stem: read(path) for path in sorted(PARTS.glob("*.toml"))}
     return dict(sorted(found.items(), key=lambda pair: pair[1]["order"]))
 
 
+def read(path: Path) -> dict[str, Any]:
+    """A part as its file has it, on top of the one in `common/` that it is `like`."""
+    part = tomllib.loads(path.read_text())
+    if "like" not in part:
+        return part
+    part = laid_on(tomllib.loads((PARTS / "common" / f"{part['like']}.toml").read_text()), part)
+    return {**part, "scale": f"{part['scale']} {part['training']}"}
+
+
+def laid_on(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """What both say, table by table; where they differ, what the upper one says.
+
+    >>> laid_on({"rows": {"a": {"rounds": 1, "seed": 0}, "b": {}}}, {"rows": {"a": {"rounds": 2}}})
+    {'rows': {'a': {'rounds': 2, 'seed': 0}, 'b': {}}}
+    """
+    tables = {
+        k: laid_on(below[k], v) for k, v in above.items() if isinstance(v, dict) and isinstance(below.get(k), dict)
+    }
+    return {**below, **above, **tables}
+
+
 def rows_of(part: Mapping[str, Any], seeds: int, shelf: Mapping[str, Path]) -> list[Row]:
-    """The rows of a part, each with its seeds; the folders are those on the shelf."""
+    """The rows of a part, each with its seeds; the folders are those on the shelf.
+
+    A row "PLACE: METHOD" has what the part's `places` and `methods` say of these, and then what it says itself.
+    """
     rows = []
     for label, changes in part["rows"].items():
-        one = resolve(part.get("shared", {}), changes)
+        place, _, method = label.partition(": ")
+        layers = part.get("shared", {}), part.get("places", {}).get(place, {}), part.get("methods", {}).get(method, {})
+        one = resolve(*layers, changes)
         experiments = [one.model_copy(update={"seed": seed}) for seed in range(seeds)]
         rows.append(Row(label, tuple(PendingRun(each, place_of(each, shelf)) for each in experiments)))
     return rows
