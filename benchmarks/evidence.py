@@ -34,12 +34,14 @@ def parts() -> dict[str, dict[str, Any]]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A part as its file has it, on top of the one in `common/` that it is `like`."""
+    """A part as its file has it, on top of the one in `common/` that it is `like`, which may be like another."""
     part = tomllib.loads(path.read_text())
     if "like" not in part:
         return part
-    part = laid_on(tomllib.loads((PARTS / "common" / f"{part['like']}.toml").read_text()), part)
-    return {**part, "scale": f"{part['scale']} {part['training']}"}
+    below = read(PARTS / "common" / f"{part.pop('like')}.toml")
+    training = " ".join(text for text in (part.get("training"), below.get("training")) if text)
+    whole = {**laid_on(below, part), "training": training}
+    return {**whole, "scale": f"{part['scale']} {training}"} if "scale" in part else whole
 
 
 def laid_on(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,13 +59,14 @@ def laid_on(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def rows_of(part: Mapping[str, Any], seeds: int, shelf: Mapping[str, Path]) -> list[Row]:
     """The rows of a part, each with its seeds; the folders are those on the shelf.
 
-    A row "PLACE: METHOD" has what the part's `places` and `methods` say of these, and then what it says itself.
+    A row "PLACE: METHOD" has what the part's `places` and `methods` say of these, then what its `lengths` say of both
+    together, and then what it says itself.
     """
     rows = []
     for label, changes in part["rows"].items():
         place, _, method = label.partition(": ")
-        layers = part.get("shared", {}), part.get("places", {}).get(place, {}), part.get("methods", {}).get(method, {})
-        one = resolve(*layers, changes)
+        said = (("places", place), ("methods", method), ("lengths", label))
+        one = resolve(part.get("shared", {}), *(part.get(table, {}).get(name, {}) for table, name in said), changes)
         experiments = [one.model_copy(update={"seed": seed}) for seed in range(seeds)]
         rows.append(Row(label, tuple(PendingRun(each, place_of(each, shelf)) for each in experiments)))
     return rows
