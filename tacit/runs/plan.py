@@ -18,6 +18,10 @@ from tacit.data.split import Split, load_split, make_split, warnings
 from tacit.methods.fedavg import Twin
 from tacit.runs.checks import check_settings
 from tacit.runs.safeguards import check_safeguards
+from tacit.views import Views
+from tacit.views.augment import enlarged
+
+WORTH_TELLING = 1.15  # training images shown so much larger than test images
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,25 @@ def about_weights(experiment: Experiment, setup: Setup) -> tuple[str, ...]:
     return tuple(told)
 
 
+def about_views(views: Views, size: int) -> tuple[str, ...]:
+    """That training images are shown larger than test images, which costs small nets accuracy (docs/views.md).
+
+    >>> about_views(Views((0.5,), (0.2,), weak="crop"), 28)
+    ()
+    >>> about_views(Views((0.5,), (0.2,), weak="resize-crop", resize=240), 224)
+    ()
+    >>> about_views(Views((0.5,), (0.2,), weak="resize-crop"), 32)[0][:60]
+    'views.weak = "resize-crop" shows training images at 1.25 tim'
+    """
+    times = (views.resize or enlarged(size)) / size
+    if views.weak != "resize-crop" or times <= WORTH_TELLING:
+        return ()
+    return (
+        f'views.weak = "resize-crop" shows training images at {times:.2f} times the size at which test images are '
+        'seen, as CBAFed\'s code does. A small net lost ten points by it (docs/views.md); "crop" does not enlarge.',
+    )
+
+
 def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool = True) -> Plan:
     """Load the data, draw (or load) the split, and check everything that can be checked before work."""
     stages = stages_of(experiment)
@@ -130,7 +153,8 @@ def prepare(experiment: Experiment, saved_split: Path | None = None, fetch: bool
     _ = setup.taken  # and so does a bank of features that is too large
     told = () if saved_split is not None and saved_split.is_file() else about_weights(experiment, setup)
     held = tuple(len(part.labeled) + len(part.unlabeled) for part in split.clients)
-    told = (*told, *warnings(split, dataset), *about_twin(experiment, stages, split))
+    shown = about_views(setup.views, setup.size)
+    told = (*told, *shown, *warnings(split, dataset), *about_twin(experiment, stages, split))
     return Plan(experiment, stages, dataset, split, setup, told, held)
 
 
