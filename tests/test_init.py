@@ -331,17 +331,21 @@ def test_photographs_begin_with_what_is_known_where_it_is_installed(
             save(chance.integers(0, 256, (3, 80, 70), dtype=np.uint8), tmp_path / "pets" / label / f"{number}.png")
     report = inspect(tmp_path / "pets")
     proposed = tomllib.loads(propose(report, [tmp_path / "pets"], "pets", pretrained=True).toml)
-    assert proposed["net"] == {"name": "lite0", "weights": "pretrained", "train": "last-6", "views": 2}
+    assert proposed["net"] == {"name": "lite0", "weights": "pretrained", "train": "all"}
     assert proposed["method"] == {"name": "fedavg"}, "every image has a label"
     assert proposed["train"]["lr"] == 0.01, "a rate of .1 is for random weights: it takes what was learned apart"
     assert proposed["data"]["image_size"] == 96
     for number in range(40):
         save(chance.integers(0, 256, (3, 80, 70), dtype=np.uint8), tmp_path / "pets" / "unlabeled" / f"{number}.png")
     more = inspect(tmp_path / "pets")
-    for known, warmup, generations in ((True, 10, 2), (False, 100, 5)):  # minutes, not hours
+    for known, warmup, generations, folds in ((True, 20, 2, False), (False, 100, 5, True)):  # minutes, not hours
         text = propose(more, [tmp_path / "pets"], "pets", clients=2, pretrained=known).toml
         options = tomllib.loads(text)["method"]["provenance"]
-        assert (options["warmup"], options["generations"]) == (warmup, generations)
+        assert (options["warmup"], options["generations"], options.get("held_out", True)) == (
+            warmup,
+            generations,
+            folds,
+        )
     without = tomllib.loads(propose(report, [tmp_path / "pets"], "pets").toml)
     assert (without["net"]["name"], without["data"]["image_size"], without["train"]["lr"]) == ("cnn", 64, 0.1)
     grey = inspect(write_sites(DIGITS, tmp_path / "clinics", labeled=4, unlabeled=5))
