@@ -95,7 +95,7 @@ def init(
     experiment = resolve(tomllib.loads(proposal.toml))
     _list_unusable(report, target, console)
     write_atomically(target, proposal.toml.encode())
-    for remark in proposal.skew.remarks():
+    for remark in proposal.remarks:
         console.print(noted(remark))
     if experiment.guard.on:
         console.print(f"The guard is on: {proposal.guard} ([guard] in the file, docs/guard.md).")
