@@ -27,12 +27,13 @@ COLUMNS = ("method", "seeds", "last five", "AUC", "gap closed", "labels right", 
 
 PAPERS = ("CBAFed", "FedDB", "BSemiFL", "DDRFed", "tacit's own method")
 OURS = "Questions of ours"
+WAITING = "not run yet"
 VERDICTS = {  # columns of the first table, and what they count
     "hold": ("holds here",),
     "do not hold": ("does not hold here",),
     "open": ("open",),
     "one seed": ("holds in one seed", "does not hold in one seed"),
-    "not run yet": ("not run yet",),
+    WAITING: (WAITING,),
     "not testable here": ("not testable at this scale",),
 }
 
@@ -98,7 +99,7 @@ def judge(claim: Mapping[str, Any], lines: Mapping[str, Result]) -> Finding:
     one, other = lines.get(claim["better"]), lines.get(claim["than"])
     seeds = sorted(set(one.runs) & set(other.runs)) if one and other else []
     if not one or not other or not seeds:
-        return Finding(claim, "not run yet", "")
+        return Finding(claim, WAITING, "")
     apart = [100 * (one.runs[seed][SCORE] - other.runs[seed][SCORE]) for seed in seeds]
     mean, listed = statistics.fmean(apart), ", ".join(f"{value:+.1f}" for value in apart)
     here = f"{mean:+.1f} points (seeds: {listed})" if len(apart) > 1 else f"{mean:+.1f} points, one seed"
@@ -321,13 +322,17 @@ def claims_table(parts: Parts) -> list[str]:
         if not those:
             continue
         text += ["", f"### {paper}", "", "| claim | the source | here | verdict |", "|---|---|---|---|"]
-        because = []
+        because, waiting = [], []
         for name, one in those:
+            if one.verdict == WAITING:
+                waiting.append(f"- {one.claim['says']} ({one.claim['source']}; part {name})")
+                continue
             link = f"**{one.verdict}** ({name})"
             text.append(_line([one.claim["says"], one.claim["source"], one.here, link]))
             if "why" in one.claim:
                 because.append(f"- *{one.claim['says']}*: {one.claim['why']}")
         text += ["", *folded("What was looked for where a claim fell short", [*because, ""] if because else [])]
+        text += folded(f"Claims not run yet: {len(waiting)}", [*waiting, ""] if waiting else [])
     return text
 
 
