@@ -6,6 +6,7 @@ A part's TOML says what is run and what the papers claim; which claims hold is d
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ PAGE = Path("docs/evidence.md")
 METHODS = Path("docs/methods")
 PICTURES = Path("docs/images/evidence")
 SCORE = "last_five"
+DONE = "summary.json"  # of a run that is finished
 COLUMNS = ("method", "seeds", "last five", "AUC", "gap closed", "labels right", "accepted", "paper", "paper's gap")
 
 PAPERS = ("CBAFed", "FedDB", "BSemiFL", "DDRFed", "tacit's own method")
@@ -36,6 +38,8 @@ VERDICTS = {  # columns of the first table, and what they count
     WAITING: (WAITING,),
     "not testable here": ("not testable at this scale",),
 }
+
+_known: dict[tuple[object, ...], list[list[Result]]] = {}  # by rows and the runs in them
 
 Part = Mapping[str, Any]
 Parts = Mapping[str, tuple[Part, Sequence[Row]]]
@@ -72,6 +76,23 @@ class Finding(NamedTuple):
     here: str
 
 
+class Kept(Run):
+    """A run of the shelf, whose records are read once."""
+
+    @cached_property
+    def records(self) -> Any:
+        return self.rounds()
+
+
+def kept(folder: Path) -> Kept:
+    return _kept(folder, (folder / DONE).stat().st_mtime_ns)
+
+
+@cache
+def _kept(folder: Path, when: int) -> Kept:
+    return Kept(folder)
+
+
 def finished(rows: Sequence[Row]) -> list[Row]:
     """The rows with the seeds that are there, without those that have none."""
     there = [Row(row.label, tuple(job for job in row.jobs if job.finished), row.scale) for row in rows]
@@ -85,7 +106,18 @@ def survey(rows: Sequence[Row]) -> Survey:
 
 def lines_of(rows: Sequence[Row]) -> dict[str, Result]:
     """What came out, by label."""
-    return {one.label: one for block in results(rows, survey(rows), score=SCORE) for one in block}
+    return {one.label: one for block in blocks_with(rows) for one in block}
+
+
+def blocks_with(rows: Sequence[Row]) -> list[list[Result]]:
+    """What came out, problem by problem. Several places of the page ask for the same rows, and read them once."""
+    when = {job.folder: (job.folder / DONE).stat().st_mtime_ns for row in rows for job in row.jobs}
+    key = tuple(
+        (row.label, repr(row.experiment.paper), *((job.folder, when[job.folder]) for job in row.jobs)) for row in rows
+    )
+    if key not in _known:
+        _known[key] = results(rows, survey(rows), score=SCORE)
+    return _known[key]
 
 
 def judge(claim: Mapping[str, Any], lines: Mapping[str, Result]) -> Finding:
@@ -130,7 +162,9 @@ def still_moving(rows: Sequence[Row], limit: float = 0.01) -> str:
     """Which rows have not settled: their last five rounds are better than the five before by more than a point."""
     rising = []
     for row in rows:
-        curves = [[r["accuracy"] for r in Run(job.folder).records if r.get("accuracy") is not None] for job in row.jobs]
+        curves = [
+            [r["accuracy"] for r in kept(job.folder).records if r.get("accuracy") is not None] for job in row.jobs
+        ]
         steps = [statistics.fmean(one[-5:]) - statistics.fmean(one[-10:-5]) for one in curves if len(one) >= 10]
         if steps and statistics.fmean(steps) > limit:
             rising.append(f"{row.label} ({100 * statistics.fmean(steps):+.1f})")
@@ -185,7 +219,7 @@ def cost_table(rows: Sequence[Row], targets: Sequence[float]) -> list[str]:
     heads = ["method", *(f"{target} %" for target in targets), "the whole run"]
     lines = [_line(heads), "|" + "---|" * len(heads)]
     for row in rows:
-        runs = [Run(job.folder) for job in row.jobs]
+        runs = [kept(job.folder) for job in row.jobs]
         known = [(run, spent) for run in runs if (spent := costs(run)) is not None]
         if not known:
             lines.append(_line([row.label, *("–" for _ in heads[1:])]))
@@ -210,7 +244,7 @@ def provenance(name: str, rows: Sequence[Row]) -> str:
     jobs = {job.folder: job for row in rows for job in row.jobs}
     facts = [made(folder) for folder in jobs]
     commits = ", ".join(dict.fromkeys(fact["commit"] for fact in facts))
-    minutes = sum(duration(Run(folder)) for folder in jobs) / 60
+    minutes = sum(duration(kept(folder)) for folder in jobs) / 60
     seeds = max(len(row.jobs) for row in rows)
     machines = "; ".join(dict.fromkeys(fact["machine"] for fact in facts))
     return (
@@ -222,7 +256,7 @@ def provenance(name: str, rows: Sequence[Row]) -> str:
 def budget(parts: Parts) -> str:
     """What all of it took, as one sentence."""
     jobs = {job.folder: job for _, rows in parts.values() for row in finished(rows) for job in row.jobs}
-    hours = {folder: duration(Run(folder)) / 3600 for folder in jobs}
+    hours = {folder: duration(kept(folder)) / 3600 for folder in jobs}
     first = sum(hours[folder] for folder, job in jobs.items() if job.experiment.seed == 0)
     return (
         f"All of it is {len(jobs)} runs, {sum(hours.values()):.1f} hours one after the other (most of them on one core "
@@ -274,7 +308,7 @@ def section(name: str, part: Part, rows: Sequence[Row]) -> list[str]:
         more = [f"- {note}" for note in part.get("notes", ())]
         return [*text, provenance(name, rows), "", *guard_table(rows), *more, ""]
     seen = survey(rows)
-    blocks = results(rows, seen, score=SCORE)
+    blocks = blocks_with(rows)
     lines = {one.label: one for block in blocks for one in block}
     told = [ordering(lines), *unsettled(blocks), still_moving(rows), *notes(blocks_of(rows), seen)]
     told += part.get("notes", ())
@@ -367,7 +401,7 @@ def order_of(parts: Parts) -> order.Order:
 
 def cpu_time(row: Row) -> float:
     """CPU seconds of a run, the median of seeds."""
-    known = [sum(spent) for job in row.jobs if (spent := costs(Run(job.folder))) is not None]
+    known = [sum(spent) for job in row.jobs if (spent := costs(kept(job.folder))) is not None]
     return statistics.median(known) if known else float("nan")
 
 

@@ -191,15 +191,26 @@ def build_pretraining(experiment: Experiment) -> tuple[Stage, ...]:
     pretrain = experiment.pretrain
     if not pretrain.on:
         return ()
-    method: Method = TypeAdapter(find_method(pretrain.method)).validate_python(pretrain.options)
+    method: Method = checker(find_method(pretrain.method)).validate_python(pretrain.options)
     (stage,) = method.before()
     return (Stage("pretrain", stage.method, pretrain.rounds),)
+
+
+def checker(method: type) -> TypeAdapter[Any]:
+    """What checks a method's options and builds it: made once, for that takes longer than to use it a hundred times."""
+    if method not in _checkers:
+        _checkers[method] = TypeAdapter(method)
+    return _checkers[method]
+
+
+_checkers: dict[type, TypeAdapter[Any]] = {}
 
 
 def build_method(experiment: Experiment, kind: type[Method] | None = None) -> Method:
     """The method object with its options; `kind` is its class, where that was found before."""
     options = {key: value for key, value in experiment.method.items() if key not in ("name", "preset")}
-    return TypeAdapter(kind or find_method(experiment.method["name"])).validate_python(options)
+    built: Method = checker(kind or find_method(experiment.method["name"])).validate_python(options)
+    return built
 
 
 def check_texts(given: Mapping[str, Any]) -> None:
@@ -237,7 +248,7 @@ def validated_options(method: type, options: dict[str, Any], where: str = "metho
         if isinstance(value, int) and abs(value) > MOST_SEED:
             raise TacitError(f"{where}.{key} = {shown(value)} is too large: a whole number of TOML has 64 bits.")
     try:
-        built: object = TypeAdapter(method).validate_python(options)
+        built: object = checker(method).validate_python(options)
     except ValidationError as error:
         raise TacitError(explain(error, prefix=f"{where}.")) from None
     return {name: getattr(built, name) for name in known}
