@@ -343,6 +343,10 @@ def test_photographs_begin_with_what_is_known_where_it_is_installed(
         options = tomllib.loads(text)["method"]["provenance"]
         assert (options["warmup"], options["generations"]) == (warmup, generations)
         assert options.get("held_out", True) == folds
+    for number in range(4, 60):
+        save(chance.integers(0, 256, (3, 80, 70), dtype=np.uint8), tmp_path / "pets" / "cat" / f"{number}.png")
+    skewed = tomllib.loads(propose(inspect(tmp_path / "pets"), [tmp_path / "pets"], "pets", pretrained=True).toml)
+    assert "held_out" not in skewed["method"]["provenance"], "where dogs are rare, priors need the folds"
     without = tomllib.loads(propose(report, [tmp_path / "pets"], "pets").toml)
     assert (without["net"]["name"], without["data"]["image_size"], without["train"]["lr"]) == ("cnn", 64, 0.1)
     monkeypatch.setattr("tacit.nets.weights.installed", lambda name: False)

@@ -32,7 +32,7 @@ class Lengths(NamedTuple):
     warmup: int  # passes over the labels
     generations: int  # of provenance
     earlier: float  # how many of the last one's rounds each of the others has
-    folds: bool  # calibrate the first labeller; after few passes they judge it badly
+    folds: bool  # calibrate the first labeller; after few passes they judge it badly, but skewed classes need them
     evaluations: int  # of the main rounds at the most
 
 
@@ -198,7 +198,7 @@ def propose(
             if unlabeled
             else _line("name", method, "every image has a label"),
         ],
-        _options(rounds, lengths) if unlabeled else [],
+        _options(rounds, lengths._replace(folds=lengths.folds or skew.weigh)) if unlabeled else [],
         _guard(guard, measured) if unlabeled else [],
     ]
     text = "\n\n".join("\n".join(line for line in section if line) for section in sections if section) + "\n"
