@@ -57,8 +57,13 @@ def test_a_run_begins_with_the_published_weights_and_a_new_head_and_says_so() ->
     assert "its head is new" in told
     assert "3 channel(s) of 32×32 pixels, less mean 0.498" in told
     assert "BN keeps the statistics" in told
+    assert "Gradients are not cut" not in told
     assert place[0].setup.views.mean == pytest.approx([127 / 255] * 3)
     assert place[0].dataset.channels == 3  # the digits are grey
+    uncut = world_of(
+        "fedavg", "server", net__name="lite0", net__weights="pretrained", data__image_size=32, train__clip=0
+    )
+    assert "Gradients are not cut (train.clip = 0)" in " ".join(uncut[0].warnings)
 
 
 def test_weights_that_are_not_installed_are_told_before_any_work(

@@ -116,6 +116,11 @@ def about_weights(experiment: Experiment, setup: Setup) -> tuple[str, ...]:
     )
     if experiment.net.norm == "bn" and experiment.net.bn == "frozen":
         told.append('BN keeps the statistics that came with the weights (net.bn = "frozen").')
+    if not experiment.train.clip and experiment.net.train != "head":
+        told.append(
+            "Gradients are not cut (train.clip = 0): from pretrained weights FedDB and BSemiFL, whose papers cut none, "
+            "fell to chance. Write clip = 5 in [train]."
+        )
     return tuple(told)
 
 
